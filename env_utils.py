@@ -1,0 +1,622 @@
+"""What all scripts share, and nothing that only one of them uses.
+
+- `make_envs`: a lockstep batch of any task, ours (particle_envs.py) or a PettingZoo one
+- `play_episodes`, `mean_and_interval`, `normalized_score_similarity`: scores
+- `save_demos`, `load_demos`, `expert_scores`, `random_scores`: demonstrations and the cards they come with
+- `save_policy`, `load_policy`: policies that any script can rebuild from the file alone
+- `make_run_folder`, `write_json`, `save_checkpoint`, `load_checkpoint`: files that appear whole or not at all
+- `UserError`, `exit_on_user_error`: a mistake by the user ends in one line, not in a traceback
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import os
+import pkgutil
+import platform
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as safetensors_bytes
+
+from particle_envs import TASK_IDS, Canvas, ParticleTask, TaskError, is_task_id, make_task, unknown_id_message
+
+ROOT = Path(__file__).resolve().parent
+EXPERTS = ROOT / "experts"
+FORMAT_VERSION = 1
+
+
+class UserError(Exception):
+    """Something the user can mend; its text says what was wrong and what would be right."""
+
+
+@contextlib.contextmanager
+def exit_on_user_error():
+    """Turn a user's mistake into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (UserError, TaskError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+# Environments
+
+
+def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleTask | PettingZooEnvs":
+    """A lockstep batch of `num_envs` copies of a task.
+
+    It has `agents` (names), `obs_sizes` and `num_actions` (a number per agent) and `episode_length`;
+    `obs = envs.reset()` is float32 [num_envs, num_agents, max(obs_sizes)], zero-padded;
+    `obs, rewards, terminated, truncated, final_obs = envs.step(actions)` takes integers [num_envs, num_agents].
+    Copies reset themselves: where one is `terminated` or `truncated` ([num_envs], a timeout is a truncation),
+    `obs` starts the next episode and `final_obs` is the true last observation of the old one.
+
+    `env_id` is one of ours, one of mpe2's by its short name, or the module path of any PettingZoo parallel
+    environment with Box observations, Discrete actions and a fixed set of agents.
+    """
+    if is_task_id(env_id):
+        return make_task(env_id, num_envs, seed)
+    short_names = mpe2_short_names()
+    module_path = short_names.get(env_id, env_id)
+    if "." not in module_path or module_path.startswith("."):
+        raise TaskError(unknown_id_message(env_id, sorted({*TASK_IDS, *short_names}, key=_ours_first)))
+    try:
+        module = importlib.import_module(module_path)
+    except ImportError as error:
+        raise TaskError(f"cannot import {module_path!r} ({error}); is the package that has it installed?") from None
+    if not hasattr(module, "parallel_env"):
+        raise TaskError(f"module {module_path!r} has no parallel_env(): it is not a PettingZoo environment module")
+    return PettingZooEnvs(module.parallel_env, num_envs, seed, env_id)
+
+
+def _ours_first(env_id: str) -> tuple[int, str]:
+    return (TASK_IDS.index(env_id) if env_id in TASK_IDS else len(TASK_IDS), env_id)
+
+
+@functools.cache
+def mpe2_short_names() -> dict[str, str]:
+    """{"simple_crypto": "mpe2.simple_crypto_v3", ...}: the newest version of each of mpe2's tasks."""
+    import mpe2
+
+    versions: dict[str, int] = {}
+    for module in pkgutil.iter_modules(mpe2.__path__):
+        match = re.fullmatch(r"(\w+)_v(\d+)", module.name)
+        if match:
+            versions[match[1]] = max(int(match[2]), versions.get(match[1], 0))
+    return {name: f"mpe2.{name}_v{version}" for name, version in versions.items()}
+
+
+class PettingZooEnvs:
+    """Copies of a PettingZoo parallel environment behind the same calls as our own tasks, stepped one by one."""
+
+    def __init__(self, make: Callable, num_envs: int, seed: int | None, env_id: str):
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
+            raise TaskError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
+        self.env_id, self.num_envs, self._make = env_id, int(num_envs), make
+        self.rng = np.random.default_rng(seed)
+        self.envs = [make() for _ in range(self.num_envs)]
+        first = self.envs[0]
+        self.agents = list(first.possible_agents)
+        self.num_agents = len(self.agents)
+        for agent in self.agents:
+            self._require_spaces(agent, first.observation_space(agent), first.action_space(agent))
+        self.obs_sizes = np.array([int(np.prod(first.observation_space(agent).shape)) for agent in self.agents])
+        self.num_actions = np.array([int(first.action_space(agent).n) for agent in self.agents])
+        self._first_action = [int(first.action_space(agent).start) for agent in self.agents]
+        self._obs = np.zeros((self.num_envs, self.num_agents, int(self.obs_sizes.max())), dtype=np.float32)
+        self.episode_length = self._find_episode_length()
+
+    def _require_spaces(self, agent: str, observation: spaces.Space, action: spaces.Space) -> None:
+        if not isinstance(observation, spaces.Box):
+            raise TaskError(f"{self.env_id}: observations must be Box, {agent} has {type(observation).__name__}")
+        if not isinstance(action, spaces.Discrete):
+            kind = "continuous actions (Box)" if isinstance(action, spaces.Box) else f"{type(action).__name__} actions"
+            raise TaskError(f"{self.env_id}: actions must be Discrete, {agent} has {kind}")
+
+    def _find_episode_length(self) -> int:
+        """The time limit where the environment tells it, else the longest of three random episodes."""
+        inner, seen = self.envs[0], []
+        while inner is not None and inner not in seen:
+            for name in ("max_cycles", "max_steps"):
+                if isinstance(getattr(inner, name, None), int):
+                    return getattr(inner, name)
+            seen.append(inner)
+            inner = getattr(inner, "aec_env", None) or getattr(inner, "env", None) or getattr(inner, "unwrapped", None)
+        probe, rng, longest = self._make(), np.random.default_rng(0), 0
+        for episode in range(3):
+            probe.reset(seed=episode)
+            steps = 0
+            while probe.agents and steps < 1000:
+                probe.step({agent: self._env_action(agent, int(rng.integers(2**31))) for agent in probe.agents})
+                steps += 1
+            longest = max(longest, steps)
+        probe.close()
+        return longest
+
+    def _env_action(self, agent: str, action: int) -> int:
+        k = self.agents.index(agent)
+        return self._first_action[k] + action % int(self.num_actions[k])
+
+    def _reset_one(self, k: int) -> None:
+        observations, _ = self.envs[k].reset(seed=int(self.rng.integers(2**31)))
+        if set(self.envs[k].agents) != set(self.agents):
+            raise TaskError(
+                f"{self.env_id}: the set of agents must be fixed, but an episode starts with "
+                f"{sorted(self.envs[k].agents)} out of {self.agents}"
+            )
+        self._obs[k] = self._padded(observations)
+
+    def _padded(self, observations: dict) -> np.ndarray:
+        out = np.zeros(self._obs.shape[1:], dtype=np.float32)
+        for i, agent in enumerate(self.agents):
+            out[i, : self.obs_sizes[i]] = np.asarray(observations[agent], dtype=np.float32).ravel()
+        return out
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        for k in range(self.num_envs):
+            self._reset_one(k)
+        return self._obs.copy()
+
+    def step(self, actions: np.ndarray):
+        actions = self._checked(actions)
+        rewards = np.zeros((self.num_envs, self.num_agents), dtype=np.float32)
+        terminated, truncated = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
+        final_obs = np.empty_like(self._obs)
+        for k, env in enumerate(self.envs):
+            joint = {agent: self._env_action(agent, int(a)) for agent, a in zip(self.agents, actions[k])}
+            observations, reward, ended, cut, _ = env.step(joint)
+            over = self._is_over(env, ended, cut)
+            final_obs[k] = self._obs[k] = self._padded(observations)
+            rewards[k] = [reward[agent] for agent in self.agents]
+            if over:
+                terminated[k] = any(ended.values())
+                truncated[k] = not terminated[k]
+                self._reset_one(k)
+        return self._obs.copy(), rewards, terminated, truncated, final_obs
+
+    def _is_over(self, env, ended: dict, cut: dict) -> bool:
+        """Whether the episode has ended, which it must do for all agents at once."""
+        gone = [agent for agent in self.agents if ended.get(agent, True) or cut.get(agent, True)]
+        if 0 < len(gone) < self.num_agents or (env.agents and set(env.agents) != set(self.agents)):
+            left = gone or sorted(set(self.agents) - set(env.agents))
+            raise TaskError(
+                f"{self.env_id}: the set of agents must be fixed, but {', '.join(left)} left before the others"
+            )
+        return not env.agents or bool(gone)
+
+    # The same checks and the same messages as for our own tasks.
+    @functools.cached_property
+    def _action_limits(self) -> np.ndarray:
+        return self.num_actions.astype(np.uint64)
+
+    _checked = ParticleTask._checked
+
+    def get_state(self) -> dict:
+        """Nothing: PettingZoo has no call for it. An interrupted run goes on with fresh episodes."""
+        return {}
+
+    def set_state(self, state: dict) -> np.ndarray:
+        return self.reset()
+
+
+# Scores
+
+
+def play_episodes(
+    env_id: str, act: Callable, num_episodes: int, seed: int, record: bool = False
+) -> tuple[np.ndarray, "Demos | None"]:
+    """Play `num_episodes` fresh episodes; returns [episodes, agents], and what was played if `record`.
+
+    `act(obs [B, agents, widest])` gives actions [B, agents]. Copies run side by side and each gives its first
+    episode only, so that short episodes are not favoured.
+    """
+    all_returns, recorded = [], []
+    while (played := sum(map(len, all_returns))) < num_episodes:
+        copies = min(num_episodes - played, 500)
+        envs = make_envs(env_id, copies, seed + len(all_returns))
+        obs = envs.reset()
+        returns, running = np.zeros((copies, len(envs.agents))), np.ones(copies, dtype=bool)
+        lengths = np.zeros(copies, dtype=np.int64)
+        steps = {"obs": [obs], "actions": [], "rewards": []}
+        while running.any():
+            actions = np.asarray(act(obs))
+            obs, rewards, terminated, truncated, final_obs = envs.step(actions)
+            returns += rewards * running[:, None]
+            lengths += running
+            if record:
+                for name, values in (("obs", final_obs), ("actions", actions), ("rewards", rewards)):
+                    steps[name].append(values * running.reshape(-1, *[1] * (values.ndim - 1)))  # zero once over
+            running &= ~(terminated | truncated)
+        all_returns.append(returns)
+        if record:
+            recorded.append(Demos(env_id, envs.agents, envs.obs_sizes, *_episodes_first(steps), lengths, {}))
+    returns = np.concatenate(all_returns)
+    return returns, Demos.joined(recorded) if record else None
+
+
+def _episodes_first(steps: dict[str, list]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    obs, actions, rewards = (np.stack(steps[name], axis=1) for name in ("obs", "actions", "rewards"))
+    return obs.astype(np.float32), actions.astype(np.int64), rewards.astype(np.float32)
+
+
+def random_actions(num_actions: np.ndarray, seed: int) -> Callable:
+    """A policy for `play_episodes`: every agent uniformly at random over its own actions."""
+    # Not default_rng(seed): environments of the same seed would place their bodies by the very numbers drawn here.
+    rng = np.random.default_rng([seed, 1])
+    return lambda obs: rng.integers(num_actions, size=(len(obs), len(num_actions)))
+
+
+def mean_and_interval(returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over episodes [episodes, agents] and the half width of its 95 % interval (normal, over episodes)."""
+    return returns.mean(axis=0), 1.96 * returns.std(axis=0, ddof=1) / np.sqrt(len(returns))
+
+
+def normalized_score_similarity(score: np.ndarray, expert: np.ndarray, random: np.ndarray) -> np.ndarray:
+    """(score_A - score_R) / (score_E - score_R) per agent (last axis); the paper's NSS is its mean over agents."""
+    return (np.asarray(score) - random) / (np.asarray(expert) - random)
+
+
+# Demonstrations
+
+
+@dataclass
+class Demos:
+    """Episodes of joint play. Observations are raw, zero-padded to the widest agent's, and T + 1 an episode."""
+
+    env_id: str
+    agents: list[str]
+    obs_sizes: np.ndarray  # [agents]
+    obs: np.ndarray  # float32 [episodes, T + 1, agents, widest]
+    actions: np.ndarray  # int64 [episodes, T, agents]
+    rewards: np.ndarray  # float32 [episodes, T, agents]
+    lengths: np.ndarray  # int64 [episodes]: how many of the T steps were played
+    metadata: dict
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def first(self, n: int) -> "Demos":
+        cut = {name: getattr(self, name)[:n] for name in ("obs", "actions", "rewards", "lengths")}
+        return Demos(self.env_id, self.agents, self.obs_sizes, **cut, metadata=self.metadata)
+
+    def returns(self) -> np.ndarray:
+        """[episodes, agents]"""
+        return self.rewards.sum(axis=1, dtype=np.float64)
+
+    def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """obs [n, agents, widest], actions [n, agents] and true successors, of all steps that were played."""
+        played = np.arange(self.actions.shape[1]) < self.lengths[:, None]
+        return self.obs[:, :-1][played], self.actions[played], self.obs[:, 1:][played]
+
+    @staticmethod
+    def joined(parts: "list[Demos]") -> "Demos":
+        longest = max(part.actions.shape[1] for part in parts)
+
+        def padded(array: np.ndarray, to: int) -> np.ndarray:
+            return np.pad(array, [(0, 0), (0, to - array.shape[1])] + [(0, 0)] * (array.ndim - 2))
+
+        whole = {name: [padded(getattr(part, name), longest) for part in parts] for name in ("actions", "rewards")}
+        whole["obs"] = [padded(part.obs, longest + 1) for part in parts]
+        whole["lengths"] = [part.lengths for part in parts]
+        arrays = {name: np.concatenate(pieces) for name, pieces in whole.items()}
+        return Demos(parts[0].env_id, parts[0].agents, parts[0].obs_sizes, **arrays, metadata=parts[0].metadata)
+
+
+def save_demos(path: Path, demos: Demos) -> None:
+    """Write demonstrations as .npz: obs_<agent>, actions, rewards, lengths, and metadata as a JSON string."""
+    arrays = {
+        f"obs_{agent}": demos.obs[:, :, i, : demos.obs_sizes[i]].astype(np.float32)
+        for i, agent in enumerate(demos.agents)
+    }
+    header = {"format_version": FORMAT_VERSION, "env_id": demos.env_id, "agents": demos.agents, **demos.metadata}
+    with writing(path) as temporary:
+        np.savez_compressed(
+            temporary,
+            **arrays,
+            actions=demos.actions.astype(np.int64),
+            rewards=demos.rewards.astype(np.float32),
+            lengths=demos.lengths.astype(np.int64),
+            metadata=np.array(json.dumps(header)),
+        )
+
+
+def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None) -> Demos:
+    """The first `n_demos` demonstrations of a task (shipped in experts/) or of a file, checked.
+
+    With `envs` (from `make_envs`), the file must also fit that task: its agents, sizes and number of actions.
+    """
+    is_file = str(env_id_or_path).endswith(".npz") or os.sep in str(env_id_or_path)
+    path = Path(env_id_or_path) if is_file else EXPERTS / env_id_or_path / "demos.npz"
+    if not path.is_file():
+        if is_file:
+            raise UserError(f"no demonstrations at {path}: there is no such file")
+        raise UserError(
+            f"no demonstrations for {env_id_or_path!r}: make them with "
+            f"`python train_expert_maac.py --env-id {env_id_or_path}`, or give a file of your own with --demos"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+        raise UserError(f"{path} is not a readable .npz of demonstrations ({error})") from None
+    demos = _demos_from_arrays(path, arrays)
+    if envs is not None:
+        _require_fit(path, demos, envs)
+    if n_demos is not None:
+        if n_demos < 1:
+            raise UserError(f"the number of demonstrations must be at least 1, got {n_demos}")
+        if n_demos > len(demos):
+            raise UserError(f"{n_demos} demonstrations asked for, but {path} holds {len(demos)}")
+        demos = demos.first(n_demos)
+    return demos
+
+
+def _demos_from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
+    def require(condition: bool, complaint: str) -> None:
+        if not condition:
+            raise UserError(f"{path}: {complaint}")
+
+    missing = [name for name in ("metadata", "actions", "rewards", "lengths") if name not in arrays]
+    require(not missing, f"not a file of demonstrations, it lacks {', '.join(missing)}")
+    try:
+        metadata = json.loads(str(arrays["metadata"]))
+        version, env_id, agents = metadata["format_version"], metadata["env_id"], metadata["agents"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: metadata must be JSON with format_version, env_id and agents ({error!r})") from None
+    require(version == FORMAT_VERSION, f"format version {version}, this code reads version {FORMAT_VERSION}")
+    missing = [f"obs_{agent}" for agent in agents if f"obs_{agent}" not in arrays]
+    require(not missing, f"observations {', '.join(missing)} are missing")
+    actions, rewards, lengths = arrays["actions"], arrays["rewards"], arrays["lengths"]
+    require(np.issubdtype(actions.dtype, np.integer), f"actions must be integers, found {actions.dtype}")
+    require(actions.ndim == 3, f"actions must be [episodes, T, agents], found shape {actions.shape}")
+    episodes, steps, _ = actions.shape
+    require(episodes > 0 and steps > 0, "it holds no steps")
+    expected = (episodes, steps, len(agents))
+    require(actions.shape == expected, f"actions must have shape {expected}, found {actions.shape}")
+    require(rewards.shape == expected, f"rewards must have shape {expected}, found {rewards.shape}")
+    require(lengths.shape == (episodes,), f"lengths must have shape {(episodes,)}, found {lengths.shape}")
+    require(
+        bool(np.issubdtype(lengths.dtype, np.integer) and (lengths >= 1).all() and (lengths <= steps).all()),
+        f"lengths must be whole numbers from 1 to {steps}",
+    )
+    for agent in agents:
+        obs = arrays[f"obs_{agent}"]
+        require(
+            obs.ndim == 3 and obs.shape[:2] == (episodes, steps + 1),
+            f"obs_{agent} must have shape ({episodes}, {steps + 1}, size), found {obs.shape}",
+        )
+        require(bool(np.isfinite(obs).all()), f"obs_{agent} contains NaN or infinity")
+    require(bool(np.isfinite(rewards).all()), "rewards contain NaN or infinity")
+    require(bool((actions >= 0).all()), "actions must not be negative")
+
+    obs_sizes = np.array([arrays[f"obs_{agent}"].shape[2] for agent in agents])
+    padded = np.zeros((episodes, steps + 1, len(agents), int(obs_sizes.max())), dtype=np.float32)
+    for i, agent in enumerate(agents):
+        padded[:, :, i, : obs_sizes[i]] = arrays[f"obs_{agent}"]
+    rewards = rewards.astype(np.float32)
+    return Demos(env_id, list(agents), obs_sizes, padded, actions.astype(np.int64), rewards, lengths, metadata)
+
+
+def _require_fit(path: Path, demos: Demos, envs) -> None:
+    if demos.agents != list(envs.agents):
+        raise UserError(
+            f"{path} is for another task: expected agents {list(envs.agents)}, found {demos.agents} ({demos.env_id})"
+        )
+    if not np.array_equal(demos.obs_sizes, envs.obs_sizes):
+        expected, found = envs.obs_sizes.tolist(), demos.obs_sizes.tolist()
+        raise UserError(f"{path}: expected observation sizes {expected}, found {found} ({demos.env_id})")
+    played = np.arange(demos.actions.shape[1]) < demos.lengths[:, None]
+    largest = np.where(played[:, :, None], demos.actions, 0).max(axis=(0, 1))
+    for agent, largest_action, number in zip(demos.agents, largest, envs.num_actions):
+        if largest_action >= number:
+            raise UserError(
+                f"{path}: action {largest_action} of {agent} is out of range, it has actions 0-{number - 1}"
+            )
+
+
+def load_card(env_id: str) -> dict:
+    """experts/<env_id>/card.json: who made the demonstrations, and the scores of expert and random play."""
+    path = EXPERTS / env_id / "card.json"
+    if not path.is_file():
+        raise UserError(f"no expert for {env_id!r}: make one with `python train_expert_maac.py --env-id {env_id}`")
+    return json.loads(path.read_text())
+
+
+def expert_scores(env_id: str) -> np.ndarray:
+    """Mean score per agent of 500 episodes of the expert: score_E of NSS."""
+    return np.array([score["mean"] for score in load_card(env_id)["scores"]["expert"].values()])
+
+
+def random_scores(env_id: str) -> np.ndarray:
+    """Mean score per agent of 500 episodes of uniformly random play: score_R of NSS."""
+    return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
+
+
+# Policies: stacked multilayer perceptrons, one an agent.
+
+
+class SavedPolicy:
+    """A policy read from a file: logits, and actions for `play_episodes`."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], header: dict):
+        self.header, self.tensors = header, tensors
+        self.num_actions = torch.tensor(header["num_actions"])
+        self.num_layers = sum(name.startswith("weight_") for name in tensors)
+
+    @torch.no_grad()
+    def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """[B, agents, widest observation] to [B, agents, widest number of actions]; -inf where there is no action."""
+        x = torch.as_tensor(obs).transpose(0, 1)  # [agents, B, widest]
+        if "obs_mean" in self.tensors:
+            x = (x - self.tensors["obs_mean"][:, None]) / (self.tensors["obs_var"][:, None] + 1e-8).sqrt()
+            x = x.clamp(-10, 10)
+        for layer in range(self.num_layers):
+            x = torch.baddbmm(self.tensors[f"bias_{layer}"], x, self.tensors[f"weight_{layer}"])
+            if layer + 1 < self.num_layers:
+                x = F.leaky_relu(x)
+        missing = torch.arange(x.shape[-1]) >= self.num_actions[:, None, None]
+        return x.masked_fill(missing, -torch.inf).transpose(0, 1)
+
+    def greedy(self, obs: np.ndarray) -> np.ndarray:
+        return self.logits(obs).argmax(-1).numpy()
+
+    def stochastic(self, seed: int) -> Callable:
+        generator = torch.Generator().manual_seed(seed)
+
+        def act(obs: np.ndarray) -> np.ndarray:
+            noise = torch.empty_like(logits := self.logits(obs)).exponential_(generator=generator)
+            return (logits - noise.log()).argmax(-1).numpy()  # Gumbel: argmax(logits + noise) ~ softmax(logits)
+
+        return act
+
+
+def save_policy(path: Path, tensors: dict[str, torch.Tensor], env_id: str, envs) -> None:
+    """weight_<k> [agents, in, out], bias_<k> [agents, 1, out] (LeakyReLU between), and obs_mean, obs_var if any."""
+    header = {
+        "kind": "stacked_mlp_policy",
+        "format_version": FORMAT_VERSION,
+        "env_id": env_id,
+        "agents": list(envs.agents),
+        "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
+        "num_actions": np.asarray(envs.num_actions).tolist(),
+    }
+    # One entry: safetensors writes several in an order of its own, and equal policies should be equal files.
+    header = {"header": json.dumps(header)}
+    data = safetensors_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, header)
+    with writing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def load_policy(path: Path, envs=None) -> SavedPolicy:
+    """Rebuild a policy from its file; with `envs`, it must fit that task."""
+    if not Path(path).is_file():
+        raise UserError(f"no policy at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("header", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is not a readable policy file ({error})") from None
+    if header.get("kind") != "stacked_mlp_policy" or header.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path} is not a policy of format version {FORMAT_VERSION}")
+    if envs is not None:
+        for name in ("agents", "obs_sizes", "num_actions"):
+            expected = np.asarray(getattr(envs, name)).tolist()
+            if header[name] != expected:
+                raise UserError(f"{path} does not fit the task: expected {name} {expected}, found {header[name]}")
+    return SavedPolicy(tensors, header)
+
+
+# Files
+
+
+@contextlib.contextmanager
+def writing(path: Path):
+    """Give a temporary file to fill, then put it in place: readers see the old file or the whole new one."""
+    path = Path(path)
+    # The same ending, since np.savez appends one to names that lack it.
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: dict) -> None:
+    with writing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def save_checkpoint(path: Path, content: dict) -> None:
+    """Tensors and plain values only, so that reading it back cannot run code."""
+    with writing(path) as temporary:
+        torch.save(content, temporary)
+
+
+def load_checkpoint(path: Path) -> dict:
+    if not Path(path).is_file():
+        raise UserError(f"nothing to resume at {path}: there is no checkpoint")
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises many kinds for foreign files
+        raise UserError(f"{path} is not a readable checkpoint ({type(error).__name__})") from None
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its arguments."""
+    packages = ("torch", "numpy", "mpe2", "pettingzoo")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+
+
+def commit() -> str:
+    """The commit of this code, with + when files differ from it; unknown outside a checkout."""
+    try:
+        run = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
+        changed = run(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+        return run(["git", "rev-parse", "HEAD"]).stdout.strip() + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def make_run_folder(runs: str, env_id: str, exp_name: str, seed: int, config: dict) -> Path:
+    """runs/{env_id}__{exp_name}__{seed}__{time}/ with its config.json."""
+    folder = Path(runs) / f"{env_id}__{exp_name}__{seed}__{int(time.time())}"
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{env_id}__{exp_name}__{seed}__{int(time.time())}-{number}")
+    write_json(folder / "config.json", {"args": config, "versions": versions(), "commit": commit()})
+    return folder
+
+
+def track(run_folder: Path, config: dict) -> None:
+    """Mirror the run's TensorBoard to Weights & Biases."""
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("--track needs Weights & Biases: pip install wandb") from None
+    wandb.init(project="madaac", name=run_folder.name, config=config, sync_tensorboard=True, dir=run_folder)
+
+
+def write_video(path: Path, env_id: str, act: Callable, seed: int, episodes: int = 3) -> None:
+    """A video of a few episodes, one after the other."""
+    import imageio.v2 as imageio
+
+    envs = make_envs(env_id, 1, seed)
+    if not isinstance(envs, ParticleTask):
+        raise UserError(f"--capture-video draws the tasks of particle_envs.py only, not {env_id!r}")
+    canvas, frames, obs = Canvas(env_id), [], envs.reset()
+    for _ in range(episodes * envs.episode_length):
+        frames.append(canvas.draw(envs, 0))
+        obs = envs.step(act(obs))[0]
+    canvas.close()
+    with writing(path) as temporary:
+        imageio.mimwrite(temporary, frames, fps=Canvas.fps, macro_block_size=4)
