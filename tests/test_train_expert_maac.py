@@ -1,0 +1,440 @@
+"""MAAC: its mathematics against plain loops, and the script end to end."""
+
+import copy
+import json
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import env_utils
+import train_expert_maac as maac
+
+ROOT = Path(__file__).resolve().parent.parent
+UNEQUAL = (np.array([4, 7, 3]), np.array([5, 3, 2]))
+TWO = (np.array([3, 11]), np.array([3, 5]))
+EQUAL = (np.array([6, 6, 6, 6]), np.array([5, 5, 5, 5]))
+
+
+def random_batch(obs_sizes, num_actions, batch=7, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    agents = len(obs_sizes)
+    obs, next_obs = torch.randn(2, agents, batch, int(max(obs_sizes)), generator=generator)
+    for i, size in enumerate(obs_sizes):
+        obs[i, :, size:] = next_obs[i, :, size:] = 0.0
+    actions = torch.stack([torch.randint(int(n), (batch,), generator=generator) for n in num_actions])
+    rewards = torch.randn(agents, batch, generator=generator)
+    return obs, next_obs, actions, rewards, (torch.arange(batch) % 3 == 0).float()
+
+
+# The critic
+
+
+def plain_critic(critic, obs_sizes, num_actions, obs, actions):
+    """Q of every agent and action by loops over transitions' agents and heads, from the definition."""
+    heads, hidden = critic.heads, critic.query.weight.shape[0]
+    d, agents = hidden // heads, len(obs_sizes)
+
+    def inputs_of(i):
+        state = obs[i, :, : obs_sizes[i]]
+        both = torch.cat([state, F.one_hot(actions[i], critic.widest_action)[:, : num_actions[i]].float()], -1)
+        if critic.batch_norm:
+            state, both = (F.batch_norm(x, None, None, training=True) for x in (state, both))
+        return state, both
+
+    s, e = [], []
+    for i in range(agents):
+        state, both = inputs_of(i)
+        w = critic.encode_state_action.weight[i]
+        widest = critic.encode_state.weight.shape[1]
+        w = torch.cat([w[: obs_sizes[i]], w[widest : widest + num_actions[i]]])
+        s.append(F.leaky_relu(state @ critic.encode_state.weight[i, : obs_sizes[i]] + critic.encode_state.bias[i]))
+        e.append(F.leaky_relu(both @ w + critic.encode_state_action.bias[i]))
+    all_q, penalty = [], 0.0
+    for i in range(agents):
+        attended = []
+        for h in range(heads):
+            rows = slice(h * d, (h + 1) * d)
+            query = s[i] @ critic.query.weight[rows].T
+            others = [j for j in range(agents) if j != i]
+            logits = torch.stack([(query * (e[j] @ critic.key.weight[rows].T)).sum(-1) for j in others], -1)
+            values = [F.leaky_relu(e[j] @ critic.value.weight[rows].T + critic.value.bias[rows]) for j in others]
+            weights = torch.softmax(logits / math.sqrt(d), -1)
+            attended.append(sum(weights[:, k, None] * value for k, value in enumerate(values)))
+            penalty = penalty + logits.square().mean()
+        x = torch.cat([s[i], *attended], -1)
+        w = torch.cat([critic.head_state.weight[i], critic.head_attended[i]])
+        x = F.leaky_relu(x @ w + critic.head_state.bias[i])
+        q = x @ critic.head_out.weight[i] + critic.head_out.bias[i]
+        all_q.append(q[:, : num_actions[i]])
+    return all_q, penalty
+
+
+@pytest.mark.parametrize("sizes", [UNEQUAL, TWO, EQUAL], ids=["unequal", "two agents", "equal"])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_attention_critic_equals_loops_and_so_do_its_gradients(sizes, batch_norm):
+    torch.manual_seed(3)
+    critic = maac.AttentionCritic(*map(torch.as_tensor, sizes), hidden=16, heads=4, batch_norm=batch_norm)
+    obs, _, actions, *_ = random_batch(*sizes)
+    gradients = []
+    for run in (critic, lambda o, a: plain_critic(critic, *sizes, o, a)):
+        critic.zero_grad()
+        q, penalty = run(obs, actions)[:2]
+        parts = [q[i][..., :n] for i, n in enumerate(sizes[1])]
+        (sum((part * (1 + k)).sin().sum() for k, part in enumerate(parts)) + penalty).backward()
+        gradients.append(([p.detach() for p in parts], penalty.detach(), [p.grad.clone() for p in critic.parameters()]))
+    (q_a, penalty_a, grad_a), (q_b, penalty_b, grad_b) = gradients
+    for a, b in zip(q_a + [penalty_a] + grad_a, q_b + [penalty_b] + grad_b):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_own_action_never_enters_own_q_but_enters_the_others():
+    torch.manual_seed(0)
+    critic = maac.AttentionCritic(*map(torch.as_tensor, EQUAL), hidden=16, heads=2, batch_norm=False)
+    obs, _, actions, *_ = random_batch(*EQUAL)
+    changed = actions.clone()
+    changed[1] = (changed[1] + 1) % 5
+    before, after = critic(obs, actions)[0], critic(obs, changed)[0]
+    assert torch.equal(before[1], after[1])
+    assert all(not torch.allclose(before[i], after[i]) for i in (0, 2, 3))
+
+
+# The losses
+
+
+def test_critic_loss_equals_the_formula_in_double_precision():
+    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.3, gamma=0.9, regularization=0.05)
+    torch.manual_seed(1)
+    nets = maac.make_networks(*UNEQUAL, args)
+    for parameter in nets.target_critic.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    batch = random_batch(*UNEQUAL)
+    obs, next_obs, actions, rewards, terminated = batch
+    for soft_discounted in (False, True):
+        args.soft_discounted = soft_discounted
+        torch.manual_seed(5)
+        loss, _ = maac.critic_loss(batch, nets.critic, nets.target_critic, nets.target_policies, args)
+        torch.manual_seed(5)
+        log_probs = nets.target_policies(next_obs)[1].detach()
+        next_actions = maac.sample(log_probs)
+        next_q = nets.target_critic(next_obs, next_actions)[0].detach().double()
+        q, penalty, _ = nets.critic(obs, actions)
+        expected = 0.05 * penalty.item()
+        for i in range(3):
+            for b in range(obs.shape[1]):
+                a = next_actions[i, b]
+                bonus = -0.3 * log_probs[i, b, a].double()
+                alive = 0.9 * (1 - terminated[b])
+                target = alive * next_q[i, b, a] + rewards[i, b] + (alive * bonus if soft_discounted else bonus)
+                error = abs(q[i, b, actions[i, b]].double() - target)
+                huber = 0.5 * error**2 if error < 1 else error - 0.5
+                expected += huber.item() / obs.shape[1]
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_policy_loss_equals_the_formula_and_leaves_the_critic_alone():
+    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.2, regularization=0.1)
+    torch.manual_seed(2)
+    nets = maac.make_networks(*UNEQUAL, args)
+    obs = random_batch(*UNEQUAL)[0]
+    torch.manual_seed(7)
+    loss, _ = maac.policy_loss(obs, nets.policies, nets.critic, args)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in nets.critic.parameters())
+    got = [parameter.grad.clone() for parameter in nets.policies.parameters()]
+
+    nets.policies.zero_grad()
+    torch.manual_seed(7)
+    logits, log_probs = nets.policies(obs)
+    actions = maac.sample(log_probs.detach())
+    q = nets.critic(obs, actions)[0].detach()
+    total = 0.0
+    for i, n in enumerate(UNEQUAL[1]):
+        for b in range(obs.shape[1]):
+            log_pi = torch.log_softmax(logits[i, b, :n], -1)
+            advantage = q[i, b, actions[i, b]] - (log_pi.exp() * q[i, b, :n]).sum()
+            lp = log_pi[actions[i, b]]
+            term = lp * (0.2 * lp - advantage).detach() + 0.1 * logits[i, b, :n].square().mean()
+            total = total + term / obs.shape[1]
+    total.backward()
+    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
+    for a, parameter in zip(got, nets.policies.parameters()):
+        torch.testing.assert_close(a, parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_policies_of_a_stack_do_not_influence_one_another():
+    args = maac.Args(hidden_size=16, attention_heads=2)
+    nets = maac.make_networks(*EQUAL, args)
+    obs = random_batch(*EQUAL)[0]
+    nets.policies(obs)[1][2].sum().backward()
+    for parameter in nets.policies.parameters():
+        assert parameter.grad[2].abs().sum() > 0
+        assert parameter.grad[[0, 1, 3]].abs().sum() == 0
+
+
+def test_clip_each_agent_equals_clipping_them_one_by_one():
+    policies = maac.Policies(*map(torch.as_tensor, UNEQUAL), hidden=8)
+    for parameter in policies.parameters():
+        parameter.grad = torch.randn_like(parameter) * torch.tensor([0.01, 1.0, 10.0])[:, None, None]
+    expected = []
+    for i in range(3):
+        own = [torch.nn.Parameter(p[i].detach().clone()) for p in policies.parameters()]
+        for mine, p in zip(own, policies.parameters()):
+            mine.grad = p.grad[i].clone()
+        torch.nn.utils.clip_grad_norm_(own, 0.5)
+        expected.append([p.grad for p in own])
+    norms = maac.clip_each_agent(policies, 0.5)
+    assert norms[0] < 0.5 < norms[1]
+    for k, parameter in enumerate(policies.parameters()):
+        for i in range(3):
+            torch.testing.assert_close(parameter.grad[i], expected[i][k])
+
+
+def test_shared_gradients_are_divided_by_the_number_of_agents_and_targets_follow():
+    args = maac.Args(hidden_size=16, attention_heads=2, critic_tau=0.25, policy_tau=0.5, critic_max_grad_norm=1e9)
+    torch.manual_seed(0)
+    nets = maac.make_networks(*EQUAL, args)
+    batch = random_batch(*EQUAL)
+    before = copy.deepcopy(nets)
+    torch.manual_seed(9)
+    loss, _ = maac.critic_loss(batch, before.critic, before.target_critic, before.target_policies, args)
+    loss.backward()
+    torch.manual_seed(9)
+    maac.update(batch, nets, args)
+    shared = {id(p) for p in nets.critic.shared_parameters()}
+    assert len(shared) == 6
+    for new, old in zip(nets.critic.parameters(), before.critic.parameters()):
+        factor = len(EQUAL[0]) if id(new) in shared else 1
+        torch.testing.assert_close(new.grad * factor, old.grad, atol=1e-6, rtol=1e-4)
+    for name, tau in (("critic", 0.25), ("policies", 0.5)):
+        moved = [getattr(nets, f"target_{name}"), getattr(before, f"target_{name}"), getattr(nets, name)]
+        for target, old, online in zip(*(module.parameters() for module in moved)):
+            torch.testing.assert_close(target, (1 - tau) * old + tau * online)
+
+
+def test_one_batch_can_be_overfitted():
+    """With a fixed target the critic must be able to fit any batch; broken gradients cannot."""
+    args = maac.Args(hidden_size=64, attention_heads=4, critic_lr=3e-3, critic_max_grad_norm=1e9, gamma=0.0, alpha=0.0)
+    torch.manual_seed(0)
+    nets = maac.make_networks(*UNEQUAL, args)
+    batch = random_batch(*UNEQUAL, batch=32)
+    losses = [float(maac.update(batch, nets, args)["td"]) for _ in range(300)]
+    assert losses[-1] < 0.02 * losses[0]
+
+
+# Sampling and data
+
+
+def test_sample_follows_the_probabilities_and_never_gives_a_padding_action():
+    torch.manual_seed(0)
+    policies = maac.Policies(*map(torch.as_tensor, UNEQUAL), hidden=8)
+    log_probs = policies(torch.ones(3, 1, 7))[1].detach()
+    counts = F.one_hot(maac.sample(log_probs.expand(3, 20_000, 5)), 5).float().mean(1)
+    torch.testing.assert_close(counts, log_probs[:, 0].exp(), atol=0.015, rtol=0)
+    for i, n in enumerate(UNEQUAL[1]):
+        assert counts[i, n:].sum() == 0
+        assert log_probs[i, 0, :n].exp().sum().item() == pytest.approx(1)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 1000))
+@settings(deadline=None, max_examples=30)
+def test_running_mean_std_equals_numpy(lengths, seed):
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(3, 5, (n, 2, 3)) for n in lengths]
+    stats = maac.RunningMeanStd(2, 3)
+    for batch in batches:
+        stats.update(torch.as_tensor(batch))
+    data = np.concatenate(batches)
+    np.testing.assert_allclose(stats.mean, data.mean(0), atol=0.02)
+    np.testing.assert_allclose(stats.var, data.var(0), atol=0.05 + 0.01 * len(data) * (len(data) < 3))
+    scaled = stats.normalized(torch.as_tensor(data, dtype=torch.float32).transpose(0, 1))
+    assert scaled.shape == (2, len(data), 3)
+
+
+def test_replay_buffer_is_a_ring_with_true_successors_across_episode_ends():
+    envs = env_utils.make_envs("cooperative_communication", 3, 0)
+    act = env_utils.random_actions(envs.num_actions, 0)
+    buffer = maac.ReplayBuffer(capacity=60, num_agents=2, widest_obs=11)
+    obs, history = envs.reset(), []
+    for _ in range(55):
+        actions = act(obs)
+        next_obs, rewards, terminated, _, final_obs = envs.step(actions)
+        history += list(zip(obs, actions, rewards, final_obs))
+        tensors = map(torch.as_tensor, (obs, final_obs, actions, rewards, terminated))
+        buffer.add(**dict(zip(buffer.names, tensors)))
+        obs = next_obs
+    assert len(buffer) == 60
+    latest = history[-60:]
+    stored = {buffer.obs[k].numpy().tobytes(): k for k in range(60)}
+    for o, a, r, successor in latest:
+        k = stored[o.tobytes()]
+        assert np.array_equal(buffer.next_obs[k], successor)
+        assert np.array_equal(buffer.actions[k], a)
+        assert np.array_equal(buffer.rewards[k], r)
+    b_obs, b_next_obs, b_actions, b_rewards, b_terminated = buffer.sample(50)
+    assert b_obs.shape == b_next_obs.shape == (2, 50, 11)
+    assert b_actions.shape == b_rewards.shape == (2, 50)
+    assert b_terminated.shape == (50,)
+    assert all(row.numpy().tobytes() in stored for row in b_obs.transpose(0, 1).contiguous())
+
+
+# The script
+
+
+def run(*arguments, check=True, **kwargs):
+    command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, **kwargs)
+    if check:
+        assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def small(folder, **changes):
+    """Arguments of a run of seconds that still makes many updates."""
+    options = {
+        "env-id": "cooperative_communication", "runs": folder / "runs", "experts": folder / "experts", "seed": 3,
+        "total-timesteps": 6000, "eval-every": 1000, "eval-episodes": 20, "final-episodes": 30, "store-demos": 20,
+        "batch-size": 256, "hidden-size": 32, "torch-threads": 1, "log-every": 500,
+    } | changes  # fmt: skip
+    return [part for name, value in options.items() for part in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("expert")
+    output = run(*small(folder), "--capture-video").stdout
+    return folder, next((folder / "runs").iterdir()), output
+
+
+def test_end_to_end_writes_everything(finished):
+    folder, run_folder, output = finished
+    assert "speaker_0" in output
+    expert = folder / "experts" / "cooperative_communication"
+    card = json.loads((expert / "card.json").read_text())
+    for name in ("policy.safetensors", "demos.npz"):
+        assert card["sha256"][name] == env_utils.sha256(expert / name)
+    assert card["training"]["steps"] == 6000
+    assert card["training"]["args"]["seed"] == 3
+    assert set(card["scores"]) == {"expert", "random"}
+    for name in ("config.json", "summary.json", "checkpoint.pt", "policy.safetensors", "video.mp4"):
+        assert (run_folder / name).stat().st_size > 0
+    assert list(run_folder.glob("events.*"))
+    assert not list(folder.rglob("*.tmp*"))
+    envs = env_utils.make_envs("cooperative_communication", 1)
+    demos = env_utils.load_demos(expert / "demos.npz", envs=envs)
+    assert len(demos) == 20
+    # What was recorded is the greedy policy on raw observations.
+    policy = env_utils.load_policy(expert / "policy.safetensors", envs)
+    obs, actions, _ = demos.transitions()
+    assert np.array_equal(policy.greedy(obs), actions)
+    # It was trained: the learning rate and the normaliser moved, and losses were logged past the first update.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    assert len(events.Scalars("losses/critic")) >= 5
+    assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
+
+
+def test_same_seed_same_bits(finished, tmp_path):
+    folder, _, _ = finished
+    run(*small(tmp_path))
+    run(*small(tmp_path / "other", seed=4))
+    name = "experts/cooperative_communication/policy.safetensors"
+    assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert (folder / name).read_bytes() != (tmp_path / "other" / name).read_bytes()
+
+
+def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
+    folder, _, _ = finished
+    command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, small(tmp_path)), "--save-every", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(1200):
+        time.sleep(0.05)
+        if list((tmp_path / "runs").glob("*/checkpoint.pt")):
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    run_folder = next((tmp_path / "runs").iterdir())
+    assert not (run_folder / "summary.json").exists(), "the run ended before it could be killed"
+    step = env_utils.load_checkpoint(run_folder / "checkpoint.pt")["step"]
+    assert 0 < step < 6000
+    run("--resume", run_folder)
+    name = "experts/cooperative_communication/policy.safetensors"
+    assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert (run_folder / "summary.json").exists()
+
+
+def test_record_only_gives_the_same_demonstrations(finished, tmp_path):
+    folder, _, _ = finished
+    expert = folder / "experts" / "cooperative_communication"
+    run(*small(tmp_path), "--record-only", expert)
+    again = tmp_path / "experts" / "cooperative_communication"
+    a, b = (env_utils.load_demos(path / "demos.npz") for path in (expert, again))
+    assert np.array_equal(a.obs, b.obs)
+    assert json.loads((again / "card.json").read_text())["training"]["steps"] == 6000
+
+
+def test_unequal_agents_and_a_pettingzoo_task_run(tmp_path):
+    changes = {"env-id": "simple_crypto", "num-envs": 20, "total-timesteps": 1500}
+    run(*small(tmp_path, **changes), "--updates-per-period", 4, "--critic-batch-norm", "--anneal-lr")
+    assert (tmp_path / "experts/simple_crypto/card.json").exists()
+
+
+def test_it_learns(tmp_path):
+    """600 small updates must leave random play behind; a flipped sign or a lost gradient cannot."""
+    changes = {"total-timesteps": 80_000, "eval-every": 40_000, "hidden-size": 64, "batch-size": 256, "alpha": 0.003}
+    run(*small(tmp_path, **changes), "--updates-per-period", 2)
+    scores = json.loads((tmp_path / "experts/cooperative_communication/card.json").read_text())["scores"]
+    assert scores["expert"]["listener_0"]["mean"] > scores["random"]["listener_0"]["mean"] + 12
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["--env-id", "simple_tga"], "did you mean 'simple_tag'"),
+        (["--env-id", "rover_tower_7"], "even number"),
+        (["--num-envs", "0"], "--num-envs must be at least 1"),
+        (["--total-timesteps", "500"], "--total-timesteps must exceed"),
+        (["--buffer-size", "10"], "--buffer-size"),
+        (["--attention-heads", "3"], "--attention-heads"),
+        (["--store-demos", "900"], "--store-demos"),
+        (["--cuda"], "no GPU"),
+        (["--resume", "nowhere"], "nothing to resume"),
+        (["--record-only", "nowhere"], "no policy at"),
+        (["--runs", "/proc/nowhere"], "cannot write"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    if arguments == ["--cuda"] and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_expert_maac.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "train_expert_maac.py"), run_name="__main__")
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert complaint in lines[0]
+    assert not list(tmp_path.iterdir()), "something was written"
+
+
+def test_a_mistake_gives_no_traceback_at_the_command_line(tmp_path):
+    done = run("--env-id", "simple_tga", check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown task 'simple_tga'; did you mean 'simple_tag'?")
+    assert "Traceback" not in done.stderr
