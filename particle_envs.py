@@ -105,7 +105,7 @@ class ParticleTask:
         self.extra_start, start = {}, 1 + num_pos + num_vel
         for name, count in self.extra_rows.items():
             self.extra_start[name], start = start, start + count
-        self.time = 0
+        self.time = None  # steps since the last reset
         self.goal = np.zeros(self.num_envs, dtype=np.int64)  # which landmark, in the tasks that have one goal
 
         self._prepare_physics(movers)
@@ -178,8 +178,9 @@ class ParticleTask:
         gain = np.array([self.bodies[m].force / self.bodies[m].mass * DT for m in movers])
         self._kicks = (directions[:, None, :] * gain[:, None]).reshape(2, -1)
         self._kick_columns = (5 * np.arange(len(movers)))[:, None]
-        max_speed = np.array([self.bodies[m].max_speed for m in movers])
-        self._max_speed = max_speed[:, None] if np.isfinite(max_speed).any() else None
+        max_speed = np.array([self.bodies[m].max_speed for m in movers])[:, None]
+        # No limit becomes a huge one, which can be divided by itself.
+        self._max_speed = np.minimum(max_speed, 1e100) if np.isfinite(max_speed).any() else None
         self._action_limits = self.num_actions.astype(np.uint64)
 
         # Pairs that can touch. What pushes an immovable body lands in a spare row behind the movers'.
@@ -238,6 +239,8 @@ class ParticleTask:
 
     def advance(self, actions: np.ndarray) -> np.ndarray:
         """Physics, messages and rewards of one step, without what `step` does at the end of an episode."""
+        if self.time is None:
+            raise TaskError("call reset() before the first step()")
         actions = self._checked(actions).T  # [agents, B]
         kick = self._kicks.take(actions[self.movers] + self._kick_columns, axis=1)  # [2, movers, B]
         if self.pairs:
@@ -247,8 +250,7 @@ class ParticleTask:
         self.vel *= 1 - DAMPING
         self.vel += kick
         if self._max_speed is not None:
-            speed = np.maximum(length(self.vel), self._max_speed)
-            self.vel *= np.divide(self._max_speed, speed, out=np.ones_like(speed), where=speed > self._max_speed)
+            self.vel *= self._max_speed / np.maximum(length(self.vel), self._max_speed)  # exactly 1 below the limit
         if not self.mpe2_physics:
             self.pos[:, self.movers] += DT * self.vel
         self._measure_pairs()
@@ -329,7 +331,7 @@ class ParticleTask:
         return self.observe()
 
     def restore_task(self) -> None:
-        """Recompute what a task derives from its rows and goals at reset."""
+        """Fill the rows that follow from goals and positions and stay the same for an episode."""
 
     def goal_position(self) -> np.ndarray:
         """[2, B]: where the goal landmark is."""
@@ -367,6 +369,9 @@ class KeepAway(ParticleTask):
 
     def reset_task(self):
         self.goal = self.rng.integers(2, size=self.num_envs)
+        self.restore_task()
+
+    def restore_task(self):
         self.extra_view("goal_position")[...] = self.goal_position()
         color = self.extra_view("reacher_color")
         color[...] = 0.25
@@ -404,6 +409,9 @@ class SpeakerListenerTask(ParticleTask):
 
     def reset_task(self):
         self.goal = self.rng.integers(3, size=self.num_envs)
+        self.restore_task()
+
+    def restore_task(self):
         self.extra_view("goal_position")[...] = self.goal_position()
         self.extra_view("goal_color")[...] = np.array(LANDMARK_COLORS)[self.goal].T
 
@@ -647,6 +655,9 @@ class SimpleAdversary(ParticleTask):
 
     def reset_task(self):
         self.goal = self.rng.integers(2, size=self.num_envs)
+        self.restore_task()
+
+    def restore_task(self):
         self.extra_view("goal_position")[...] = self.goal_position()
 
     def reward(self):
