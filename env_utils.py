@@ -546,6 +546,13 @@ def writing(path: Path):
             temporary.unlink(missing_ok=True)
 
 
+def require_writable(folder: Path) -> None:
+    """Raise now if files could not be written to the folder later."""
+    with writing(Path(folder) / ".writable") as temporary:
+        temporary.touch()
+    (Path(folder) / ".writable").unlink()
+
+
 def write_json(path: Path, content: dict) -> None:
     with writing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=2) + "\n")

@@ -174,6 +174,11 @@ def sample(log_probs: torch.Tensor) -> torch.Tensor:
     return (log_probs.exp() / torch.empty_like(log_probs).exponential_()).argmax(-1)
 
 
+def taken(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """The entries of values [agents, batch, actions] at the actions [agents, batch]."""
+    return values.gather(-1, actions[..., None])[..., 0]
+
+
 class AttentionCritic(nn.Module):
     """Q_i(o, a) of all agents, for all own actions; an agent attends to the others' observations and actions."""
 
@@ -302,8 +307,8 @@ def critic_loss(batch, critic, target_critic, target_policies, args: Args) -> tu
     with torch.no_grad():
         _, next_log_probs = target_policies(next_obs)
         next_actions = sample(next_log_probs)  # a' ~ pi'(. | o')
-        next_q = target_critic(next_obs, next_actions)[0].gather(-1, next_actions[..., None])[..., 0]
-        entropy_bonus = -args.alpha * next_log_probs.gather(-1, next_actions[..., None])[..., 0]
+        next_q = taken(target_critic(next_obs, next_actions)[0], next_actions)
+        entropy_bonus = -args.alpha * taken(next_log_probs, next_actions)
         # y_i = r_i + gamma Q'_i(o', a') - alpha log pi'_i(a'_i | o'_i). The paper's equation leaves out the entropy;
         # the released code adds it neither discounted nor masked.
         alive = args.gamma * (1 - terminated)
@@ -312,7 +317,7 @@ def critic_loss(batch, critic, target_critic, target_policies, args: Args) -> tu
         else:
             y = rewards + alive * next_q + entropy_bonus
     q, squared_logits, attention = critic(obs, actions)
-    q_taken = q.gather(-1, actions[..., None])[..., 0]  # [agents, batch]
+    q_taken = taken(q, actions)  # [agents, batch]
     td_loss = F.huber_loss(q_taken, y, reduction="none").mean(1).sum()
     loss = td_loss + args.regularization * squared_logits
     return loss, {"td": td_loss.detach(), "attention": attention.detach(), "q": q_taken.detach(), "y": y}
@@ -322,11 +327,11 @@ def policy_loss(obs, policies, critic, args: Args) -> tuple[torch.Tensor, dict]:
     """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies."""
     logits, log_probs = policies(obs)
     actions = sample(log_probs.detach())
-    log_prob = log_probs.gather(-1, actions[..., None])[..., 0]  # [agents, batch]
+    log_prob = taken(log_probs, actions)  # [agents, batch]
     with torch.no_grad():  # nothing of this reaches the critic
         q = critic(obs, actions)[0]
         baseline = (log_probs.exp() * q).sum(-1)  # sum_a pi_i(a | o_i) Q_i(o, a_-i(a))
-        advantage = q.gather(-1, actions[..., None])[..., 0] - baseline
+        advantage = taken(q, actions) - baseline
         entropy = -(log_probs.exp() * log_probs).sum(-1)
     gradient_term = (log_prob * (args.alpha * log_prob - advantage).detach()).mean(1)
     logit_term = logits.square().mean(1).sum(-1) / policies.has_action.sum((1, 2))
@@ -446,15 +451,8 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
 
 
 def check_args(args: Args) -> None:
-    for name in (
-        "num_envs",
-        "buffer_size",
-        "batch_size",
-        "update_period",
-        "updates_per_period",
-        "eval_every",
-        "log_every",
-    ):
+    counts = "num_envs buffer_size batch_size update_period updates_per_period eval_every log_every"
+    for name in counts.split():
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.buffer_size < max(args.batch_size, args.num_envs):
@@ -493,6 +491,9 @@ def main(args: Args) -> None:
         record_expert(policy, envs, args, training)
         return
 
+    if len(envs.agents) < 2:
+        raise UserError(f"{args.env_id} has one agent; MAAC attends to others and needs at least two")
+    env_utils.require_writable(Path(args.experts) / args.env_id)  # now, not after an hour of training
     if not args.total_timesteps:
         args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
     if not checkpoint:

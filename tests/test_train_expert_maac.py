@@ -416,7 +416,9 @@ def test_it_learns(tmp_path):
         (["--cuda"], "no GPU"),
         (["--resume", "nowhere"], "nothing to resume"),
         (["--record-only", "nowhere"], "no policy at"),
-        (["--runs", "/proc/nowhere"], "cannot write"),
+        (["--runs", "/proc/nowhere", "--experts", "e"], "cannot write"),
+        (["--experts", "/proc/nowhere"], "cannot write"),
+        (["--env-id", "simple"], "needs at least two"),
     ],
 )
 def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
@@ -430,7 +432,7 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert complaint in lines[0]
-    assert not list(tmp_path.iterdir()), "something was written"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "something was written"
 
 
 def test_a_mistake_gives_no_traceback_at_the_command_line(tmp_path):
