@@ -449,6 +449,14 @@ def random_scores(env_id: str) -> np.ndarray:
     return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
 
 
+def reference_scores(env_id: str, demos: Demos, shipped: bool) -> tuple[np.ndarray, np.ndarray]:
+    """score_E and score_R of NSS: the card's if shipped, else of the demonstrations and of 500 random episodes."""
+    if shipped:
+        return expert_scores(env_id), random_scores(env_id)
+    act = random_actions(make_envs(env_id, 1).num_actions, seed=20_000_003)
+    return demos.returns().mean(0), play_episodes(env_id, act, 500, seed=20_000_003)[0].mean(0)
+
+
 # Policies: stacked multilayer perceptrons, one an agent.
 
 
@@ -489,19 +497,27 @@ class SavedPolicy:
 
 def save_policy(path: Path, tensors: dict[str, torch.Tensor], env_id: str, envs) -> None:
     """weight_<k> [agents, in, out], bias_<k> [agents, 1, out] (LeakyReLU between), and obs_mean, obs_var if any."""
+    _save_tensors(path, tensors, {"kind": "stacked_mlp_policy"}, env_id, envs)
+
+
+def save_reward(path: Path, tensors: dict[str, torch.Tensor], header: dict, env_id: str, envs) -> None:
+    """A learned reward: the discriminator's weights, and in the header what is needed to rebuild it."""
+    _save_tensors(path, tensors, {"kind": "airl_reward", **header}, env_id, envs)
+
+
+def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, env_id: str, envs) -> None:
     header = {
-        "kind": "stacked_mlp_policy",
+        **header,
         "format_version": FORMAT_VERSION,
         "env_id": env_id,
         "agents": list(envs.agents),
         "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
         "num_actions": np.asarray(envs.num_actions).tolist(),
     }
-    # One entry: safetensors writes several in an order of its own, and equal policies should be equal files.
-    header = {"header": json.dumps(header)}
-    data = safetensors_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, header)
+    # One entry: safetensors writes several in an order of its own, and equal weights should be equal files.
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with writing(path) as temporary:
-        temporary.write_bytes(data)
+        temporary.write_bytes(safetensors_bytes(tensors, {"header": json.dumps(header)}))
 
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:
@@ -562,6 +578,15 @@ def save_checkpoint(path: Path, content: dict) -> None:
     """Tensors and plain values only, so that reading it back cannot run code."""
     with writing(path) as temporary:
         torch.save(content, temporary)
+
+
+def for_checkpoint(state: dict) -> dict:
+    """A task's state with arrays as tensors, which is what a checkpoint may hold."""
+    return {name: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
+
+
+def from_checkpoint(state: dict) -> dict:
+    return {name: value.numpy() if torch.is_tensor(value) else value for name, value in state.items()}
 
 
 def load_checkpoint(path: Path) -> dict:

@@ -518,8 +518,7 @@ def main(args: Args) -> None:
             module.load_state_dict(checkpoint[name])
         step, best_score, kept_at_step, seconds_before, recent_returns = checkpoint["progress"]
         episode_return = checkpoint["episode_return"]
-        env_state = {k: v.numpy() if torch.is_tensor(v) else v for k, v in checkpoint["env_state"].items()}
-        obs = torch.as_tensor(envs.set_state(env_state), device=device)
+        obs = torch.as_tensor(envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"])), device=device)
         torch.set_rng_state(checkpoint["torch_rng"])
 
     first_step, started = step, time.time()
@@ -596,9 +595,6 @@ def main(args: Args) -> None:
             if finished or time.time() - last_saved > args.save_every:
                 last_saved = time.time()
                 seconds = seconds_before + last_saved - started
-                env_state = {
-                    k: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in envs.get_state().items()
-                }
                 env_utils.save_checkpoint(
                     run_folder / "checkpoint.pt",
                     {name: module.state_dict() for name, module in modules.items()}
@@ -606,7 +602,7 @@ def main(args: Args) -> None:
                         "progress": (step, best_score, kept_at_step, seconds, recent_returns),
                         "step": step,
                         "episode_return": episode_return,
-                        "env_state": env_state,
+                        "env_state": env_utils.for_checkpoint(envs.get_state()),
                         "torch_rng": torch.get_rng_state(),
                     },
                 )
