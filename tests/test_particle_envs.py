@@ -275,7 +275,7 @@ def test_starts_are_drawn_as_the_tasks_say():
         task = make_task(task_id, num_envs=3000, seed=0)
         task.reset()
         for _ in range(3):
-            task.advance(np.zeros((3000, task.num_agents), dtype=int))
+            task.advance(np.ones((3000, task.num_agents), dtype=int))
         task.reset()
         inner = {"keep_away": 0.8, "simple_tag": 0.9}.get(task_id, 1.0)
         for entity in range(len(task.bodies)):

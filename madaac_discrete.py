@@ -1,0 +1,709 @@
+"""MA-DAAC: multi-agent discriminator-actor-attention-critic, docs/madaac_discrete.md.
+
+Jeon, Barde, Nowrouzezahrai, Pineau 2020, "Scalable Multi-Agent Inverse Reinforcement Learning via
+Actor-Attention-Critic" (arXiv 2002.10525), algorithm 1. From demonstrations it learns a policy and a reward per agent:
+discriminators tell learner from expert, their logits are the rewards of an off-policy multi-agent actor-critic (MAAC).
+Equation numbers below are the paper's. D is the probability of *expert* everywhere, and everything is done in logits.
+All agents' networks are stacked: weights [agents, in, out], activations [agents, batch, in].
+
+    python madaac_discrete.py --env-id simple_tag --n-demos 50
+"""
+
+import copy
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import env_utils
+from env_utils import UserError, load_demos, make_envs, mean_and_interval, play_episodes
+
+
+@dataclass
+class Args:
+    # Experiment
+    exp_name: str = "madaac_discrete"
+    """name of the experiment, part of the run folder's name"""
+    seed: int = 1
+    """seed of everything random; the same seed gives the same policy on the same machine"""
+    torch_threads: int = 0
+    """threads that torch may use; 0 leaves it to torch (one thread a run is best when several run side by side)"""
+    cuda: bool = False
+    """train on the GPU"""
+    track: bool = False
+    """log to Weights & Biases too (needs `pip install wandb`)"""
+    capture_video: bool = False
+    """write a short video of the learned policy into the run folder"""
+    runs: str = "runs"
+    """where run folders go"""
+    resume: str = ""
+    """a run folder to go on with; its config.json takes the place of all other arguments"""
+    save_every: int = 300
+    """seconds between checkpoints at the least"""
+    log_every: int = 10_000
+    """environment steps between TensorBoard points"""
+    eval_episodes: int = 500
+    """fresh episodes of the evaluation at the end, stochastic and greedy"""
+
+    # Task
+    env_id: str = "cooperative_navigation"
+    """the task: ours, mpe2's by short name, or a PettingZoo module path"""
+    n_demos: int = 50
+    """how many demonstrations to learn from: the first ones of the file"""
+    demos: str = ""
+    """a file of demonstrations of your own (.npz); default: those shipped for the task"""
+    total_timesteps: int = 0
+    """environment steps over all copies; 0 is the paper's 50,000 episodes, 100,000 for rover_tower"""
+    num_envs: int = 100
+    """copies of the task stepped in lockstep"""
+
+    # Algorithm (the paper's table "Hyperparameters for MA-DAAC"; else docs/madaac_discrete.md)
+    gamma: float = 0.995
+    """discount factor"""
+    buffer_size: int = 1_250_000
+    """transitions in the replay buffer"""
+    batch_size: int = 1000
+    """transitions of the learner, and as many of the expert, in an update"""
+    learning_starts: int = 1000
+    """environment steps before the first update"""
+    policy_lr: float = 1e-3
+    """Adam step size of the policies"""
+    critic_lr: float = 1e-3
+    """Adam step size of the critic"""
+    policy_tau: float = 5e-4
+    """target policy update rate"""
+    critic_tau: float = 5e-4
+    """target critic update rate"""
+    alpha: float = 0.01
+    """policy entropy coefficient"""
+    entropy_in_target: bool = True
+    """add the entropy bonus to the critic's target, as the released MAAC code does; the paper's equation has none"""
+    update_period: int = 100
+    """environment steps between rounds of updates"""
+    updates_per_period: int = 1
+    """updates in a round (the released MAAC code does 4)"""
+    critic_max_grad_norm: float = 1.0
+    """clip the norm of the critic's gradient"""
+    policy_max_grad_norm: float = 0.5
+    """clip the norm of each policy's gradient"""
+    critic_weight_decay: float = 0.0
+    """L2 regularisation in the critic's Adam"""
+    critic_batch_norm: bool = True
+    """normalise the critic's inputs over each batch, as the released code does; policies see raw observations"""
+    hidden_size: int = 128
+    """units of every hidden layer"""
+    attention_heads: int = 4
+    """heads of the critic's attention"""
+    regularization: float = 1e-3
+    """weight of the squared attention logits and of the squared policy logits"""
+
+    # Discriminator
+    discriminator: Literal["decentralized", "centralized"] = "decentralized"
+    """decentralized: g_i(o_i, a_i), h_i(o_i), a network an agent; centralized: one network on all observations"""
+    disc_actions: bool | None = None
+    """whether g sees actions; default: yes if decentralized, no if centralized, as in the paper"""
+    disc_lr: float = 5e-4
+    """Adam step size of the discriminators"""
+    disc_entropy: float = 0.01
+    """weight of the discriminators' entropy, which is encouraged"""
+    disc_max_grad_norm: float = 10.0
+    """clip the norm of the gradient, of each agent's discriminator if decentralized"""
+    log_prob_min: float = -20.0
+    """log pi in the discriminator is at least this, so that a reward cannot run off to infinity"""
+    log_prob_before_policy_step: bool = False
+    """let the discriminator's loss use log pi from before this round's policy step instead of after it"""
+    debug_true_reward: bool = False
+    """train the policies on the task's own reward with the same loop, to tell a broken learner from a broken reward"""
+
+
+# Networks, stacked over agents.
+
+
+class StackedLinear(nn.Module):
+    """`num` linear layers at once: [num, batch, in] -> [num, batch, out]. Initialised as nn.Linear is."""
+
+    def __init__(self, num: int, fan_in: torch.Tensor | int, size_in: int, size_out: int):
+        super().__init__()
+        # An agent's inputs may be fewer than size_in, the rest being zero padding: its bound is by its own number.
+        bound = torch.as_tensor(fan_in, dtype=torch.float32).expand(num).rsqrt()[:, None, None]
+        self.weight = nn.Parameter(bound * torch.empty(num, size_in, size_out).uniform_(-1, 1))
+        self.bias = nn.Parameter(bound * torch.empty(num, 1, size_out).uniform_(-1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class Policies(nn.Module):
+    """pi_i(a_i | o_i) of all agents: two hidden layers each."""
+
+    def __init__(self, obs_sizes: torch.Tensor, num_actions: torch.Tensor, hidden: int):
+        super().__init__()
+        num, widest = len(obs_sizes), int(num_actions.max())
+        self.layers = nn.ModuleList(
+            [
+                StackedLinear(num, obs_sizes, int(obs_sizes.max()), hidden),
+                StackedLinear(num, hidden, hidden, hidden),
+                StackedLinear(num, hidden, hidden, widest),
+            ]
+        )
+        # [agents, 1, widest]: 1 for the actions an agent has, 0 for padding
+        has_action = (torch.arange(widest) < num_actions[:, None]).float()[:, None]
+        self.register_buffer("has_action", has_action, persistent=False)
+        self.all_have_all = bool(has_action.all())
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """obs [agents, batch, widest obs] -> logits and log probabilities [agents, batch, widest action]."""
+        x = F.leaky_relu(self.layers[0](obs), inplace=True)
+        x = F.leaky_relu(self.layers[1](x), inplace=True)
+        logits = self.layers[2](x)
+        if self.all_have_all:
+            return logits, F.log_softmax(logits, -1)
+        # A padding action has probability zero; -1e9 and not -inf, since 0 * inf has no value.
+        return logits * self.has_action, F.log_softmax(logits.masked_fill(self.has_action == 0, -1e9), -1)
+
+
+def sample(log_probs: torch.Tensor) -> torch.Tensor:
+    """Actions ~ softmax, [agents, batch]: argmax of p / Exp(1) is distributed as p."""
+    return (log_probs.exp() / torch.empty_like(log_probs).exponential_()).argmax(-1)
+
+
+def taken(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """The entries of values [agents, batch, actions] at the actions [agents, batch]."""
+    return values.gather(-1, actions[..., None])[..., 0]
+
+
+class AttentionCritic(nn.Module):
+    """Q_i(o, a) of all agents, for all own actions; an agent attends to the others' observations and actions."""
+
+    def __init__(self, obs_sizes: torch.Tensor, num_actions: torch.Tensor, hidden: int, heads: int, batch_norm: bool):
+        super().__init__()
+        num, self.widest_action = len(obs_sizes), int(num_actions.max())
+        widest_obs = int(obs_sizes.max())
+        self.heads, self.batch_norm = heads, batch_norm
+        self.encode_state = StackedLinear(num, obs_sizes, widest_obs, hidden)
+        self.encode_state_action = StackedLinear(num, obs_sizes + num_actions, widest_obs + self.widest_action, hidden)
+        # Shared by all agents; the heads' projections stand side by side in one matrix.
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.value = nn.Linear(hidden, hidden)
+        # f_i of the state encoding and of what was attended to: two halves of one layer, spared a concatenation.
+        self.head_state = StackedLinear(num, 2 * hidden, hidden, hidden)
+        self.head_attended = nn.Parameter(StackedLinear(num, 2 * hidden, hidden, hidden).weight.detach())
+        self.head_out = StackedLinear(num, hidden, hidden, self.widest_action)
+        self.register_buffer("myself", torch.eye(num, dtype=torch.bool), persistent=False)
+
+    def shared_parameters(self) -> list[nn.Parameter]:
+        """Those that all agents' losses reach: their gradient is divided by the number of agents (released code)."""
+        modules = (self.query, self.key, self.value, self.encode_state_action)
+        return [parameter for module in modules for parameter in module.parameters()]
+
+    def normalized(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.batch_norm:
+            return x
+        var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        return (x - mean) * torch.rsqrt(var + 1e-5)
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """obs [agents, batch, widest], actions [agents, batch].
+
+        Returns Q [agents, batch, widest action] for every own action, the squared attention logits (summed over
+        agents and heads, averaged over batch and others) and the attention weights [batch * heads, agents, agents].
+        """
+        num, batch, _ = obs.shape
+        one_hot = F.one_hot(actions, self.widest_action).to(obs.dtype)
+        s = F.leaky_relu(self.encode_state(self.normalized(obs)), inplace=True)  # [agents, batch, hidden]
+        e = F.leaky_relu(self.encode_state_action(self.normalized(torch.cat([obs, one_hot], -1))), inplace=True)
+
+        # P_ij ~ exp((W_K e_j)^T W_Q s_i / sqrt(d)), v_j = sigma(W_V e_j). The paper's text has e_i in the query; with
+        # the own action in it Q_i could not be had for all own actions at once, and the released code uses s_i.
+        def by_head(x: torch.Tensor) -> torch.Tensor:
+            """[agents, batch, heads * d] -> [batch * heads, agents, d], a view"""
+            return x.view(num, batch * self.heads, -1).transpose(0, 1)
+
+        queries, keys = by_head(self.query(s)), by_head(self.key(e))
+        values = by_head(F.leaky_relu(self.value(e), inplace=True))
+        logits = torch.bmm(queries, keys.transpose(1, 2))  # [batch * heads, agents, agents]
+        scaled = (logits / math.sqrt(queries.shape[-1])).masked_fill(self.myself, -torch.inf)
+        weights = scaled.softmax(-1)
+        attended = torch.bmm(weights, values).transpose(0, 1).reshape(num, batch, -1)  # [agents, batch, hidden]
+        squared_logits = logits.masked_fill(self.myself, 0.0).square().sum() / (batch * (num - 1))
+
+        x = torch.baddbmm(self.head_state(s), attended, self.head_attended)
+        return self.head_out(F.leaky_relu(x, inplace=True)), squared_logits, weights
+
+
+class StackedMLP(nn.Module):
+    """A network with two hidden layers for each agent: [agents, batch, in] -> [agents, batch]."""
+
+    def __init__(self, fan_in: torch.Tensor, size_in: int, hidden: int):
+        super().__init__()
+        num = len(fan_in)
+        self.layers = nn.ModuleList(
+            [
+                StackedLinear(num, fan_in, size_in, hidden),
+                StackedLinear(num, hidden, hidden, hidden),
+                StackedLinear(num, hidden, hidden, 1),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = F.leaky_relu(layer(x), inplace=True)
+        return self.layers[-1](x)[..., 0]
+
+
+class JointMLP(nn.Module):
+    """One trunk on what all agents see, and a head for each agent: [agents, batch, in] -> [agents, batch]."""
+
+    def __init__(self, num: int, size_in: int, hidden: int):
+        super().__init__()
+        self.trunk = nn.Sequential(
+            nn.Linear(num * size_in, hidden), nn.LeakyReLU(), nn.Linear(hidden, hidden), nn.LeakyReLU()
+        )
+        self.heads = nn.Linear(hidden, num)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads(self.trunk(x.transpose(0, 1).flatten(1))).T
+
+
+class Discriminators(nn.Module):
+    """f_i = g_i + gamma h_i(o') - h_i(o), equation (4): the logit of D_i is f_i - log pi_i(a_i | o_i)."""
+
+    def __init__(self, obs_sizes: torch.Tensor, num_actions: torch.Tensor, args: Args):
+        super().__init__()
+        self.gamma, self.widest_action = args.gamma, int(num_actions.max())
+        self.decentralized = args.discriminator == "decentralized"
+        self.sees_actions = self.decentralized if args.disc_actions is None else args.disc_actions
+        widest, hidden = int(obs_sizes.max()), args.hidden_size
+        extra = self.widest_action if self.sees_actions else 0
+        if self.decentralized:
+            own_inputs = obs_sizes + (num_actions if self.sees_actions else 0)
+            self.g, self.h = StackedMLP(own_inputs, widest + extra, hidden), StackedMLP(obs_sizes, widest, hidden)
+        else:
+            self.g = JointMLP(len(obs_sizes), widest + extra, hidden)
+            self.h = JointMLP(len(obs_sizes), widest, hidden)
+
+    def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """g alone, the recovered reward: obs [agents, batch, widest], actions [agents, batch] -> [agents, batch]."""
+        if not self.sees_actions:
+            return self.g(obs)
+        return self.g(torch.cat([obs, F.one_hot(actions, self.widest_action).to(obs.dtype)], -1))
+
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor, next_obs: torch.Tensor) -> torch.Tensor:
+        """f [agents, batch]"""
+        h, next_h = self.h(torch.cat([obs, next_obs], 1)).chunk(2, 1)
+        return self.reward(obs, actions) + self.gamma * next_h - h
+
+
+# Data
+
+
+class ReplayBuffer:
+    """The latest transitions of all agents, with every observation stored once.
+
+    A step of all copies fills a slot of a ring, and the successors of its observations stand in the next slot. Where
+    an episode ended, the true last observation is kept apart, for there the next slot starts another episode.
+    """
+
+    arrays = ("obs", "actions", "rewards", "terminated", "done", "final_obs", "final_index")
+
+    def __init__(self, capacity: int, num_envs: int, num_agents: int, widest_obs: int):
+        steps = max(capacity // num_envs, 1)
+        # Not initialised: memory that was never written is never taken from the system.
+        self.obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)
+        self.actions = torch.empty(steps + 1, num_envs, num_agents, dtype=torch.int16)
+        self.rewards = torch.empty(steps + 1, num_envs, num_agents)  # the task's own, for --debug-true-reward
+        self.terminated = torch.empty(steps + 1, num_envs)
+        self.done = torch.zeros(steps + 1, num_envs, dtype=torch.bool)
+        self.final_obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)
+        self.final_index = torch.zeros(steps + 1, dtype=torch.int64)  # slot of final_obs, where somebody is done
+        self.steps, self.num_envs, self.added, self.finals = steps, num_envs, 0, 0
+
+    def __len__(self) -> int:
+        return min(self.added, self.steps) * self.num_envs
+
+    def add(self, obs, actions, rewards, terminated, done, next_obs, final_obs) -> None:
+        """One step of all copies, [num_envs, ...] each."""
+        slot, slots = self.added % len(self.obs), len(self.obs)
+        self.obs[slot], self.obs[(slot + 1) % slots] = torch.as_tensor(obs), torch.as_tensor(next_obs)
+        self.actions[slot], self.rewards[slot] = torch.as_tensor(actions), torch.as_tensor(rewards)
+        self.terminated[slot], self.done[slot] = torch.as_tensor(terminated), torch.as_tensor(done)
+        if done.any():
+            self.final_index[slot] = self.finals % slots
+            self.final_obs[self.finals % slots] = torch.as_tensor(final_obs)
+            self.finals += 1
+        self.added += 1
+
+    def sample(self, batch: int) -> list[torch.Tensor]:
+        """obs, next_obs [agents, batch, widest], actions, rewards [agents, batch], terminated [batch]."""
+        pick = torch.randint(len(self), (batch,))
+        slot, env = (self.added - 1 - pick // self.num_envs) % len(self.obs), pick % self.num_envs
+        next_obs = self.obs[(slot + 1) % len(self.obs), env]
+        ended = self.done[slot, env]
+        next_obs[ended] = self.final_obs[self.final_index[slot[ended]], env[ended]]
+        rows = (self.obs[slot, env], next_obs, self.actions[slot, env].long(), self.rewards[slot, env])
+        return [part.transpose(0, 1) for part in rows] + [self.terminated[slot, env]]
+
+    def state_dict(self) -> dict:
+        used = min(self.added + 1, len(self.obs))
+        finals = min(self.finals, len(self.obs))
+        filled = {name: getattr(self, name)[: finals if name == "final_obs" else used] for name in self.arrays}
+        return filled | {"added": self.added, "finals": self.finals}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name in self.arrays:
+            getattr(self, name)[: len(state[name])] = state[name]
+        self.added, self.finals = state["added"], state["finals"]
+
+
+# Losses
+
+
+def critic_loss(batch, critic, target_critic, target_policies, args: Args) -> tuple[torch.Tensor, dict]:
+    """Equation (1): sum_i (y_i - Q_i)^2, here with the Huber loss, plus the released code's attention term."""
+    obs, next_obs, actions, rewards, terminated = batch
+    with torch.no_grad():
+        _, next_log_probs = target_policies(next_obs)
+        next_actions = sample(next_log_probs)  # a' ~ pi'(. | o')
+        next_q = taken(target_critic(next_obs, next_actions)[0], next_actions)
+        entropy_bonus = -args.alpha * taken(next_log_probs, next_actions)
+        # y_i = r_i + gamma Q'_i(o', a') - alpha log pi'_i(a'_i | o'_i). The paper's equation leaves out the entropy;
+        # the released code adds it neither discounted nor masked.
+        y = rewards + args.gamma * (1 - terminated) * next_q + args.entropy_in_target * entropy_bonus
+    q, squared_logits, attention = critic(obs, actions)
+    q_taken = taken(q, actions)  # [agents, batch]
+    td_loss = F.huber_loss(q_taken, y, reduction="none").mean(1).sum()
+    loss = td_loss + args.regularization * squared_logits
+    return loss, {"td": td_loss.detach(), "attention": attention.detach(), "q": q_taken.detach(), "y": y}
+
+
+def policy_loss(obs, policies, critic, args: Args) -> tuple[torch.Tensor, dict]:
+    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies."""
+    logits, log_probs = policies(obs)
+    actions = sample(log_probs.detach())
+    log_prob = taken(log_probs, actions)  # [agents, batch]
+    with torch.no_grad():  # nothing of this reaches the critic
+        q = critic(obs, actions)[0]
+        baseline = (log_probs.exp() * q).sum(-1)  # sum_a pi_i(a | o_i) Q_i(o, a_-i(a))
+        advantage = taken(q, actions) - baseline
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+    gradient_term = (log_prob * (args.alpha * log_prob - advantage).detach()).mean(1)
+    logit_term = logits.square().mean(1).sum(-1) / policies.has_action.sum((1, 2))
+    loss = (gradient_term + args.regularization * logit_term).sum()
+    return loss, {"entropy": entropy.mean(), "advantage": advantage}
+
+
+def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
+    """Clip the gradient norm of every agent of a stack by itself; returns the norms [agents]."""
+    gradients = [parameter.grad for parameter in module.parameters()]
+    norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients).sqrt()
+    scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient *= scale.view(-1, 1, 1)
+    return norms
+
+
+@torch.no_grad()
+def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """theta' <- (1 - tau) theta' + tau theta"""
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
+
+
+def discriminator_loss(logits: torch.Tensor, batch: int, entropy_weight: float) -> tuple[torch.Tensor, dict]:
+    """Equation (3), to be minimised, on logits [agents, learner's batch then expert's] of "this is the expert".
+
+    -sum_i { mean_A log(1 - D_i) + mean_E log D_i }, with log D = -softplus(-logit), log(1 - D) = -softplus(logit),
+    less the weighted entropy of the classification, H = softplus(logit) - logit sigmoid(logit).
+    """
+    learner, expert = logits[:, :batch], logits[:, batch:]
+    cross_entropy = F.softplus(learner).mean(1) + F.softplus(-expert).mean(1)
+    entropy = F.softplus(logits) - logits * torch.sigmoid(logits)
+    entropy = entropy[:, :batch].mean(1) + entropy[:, batch:].mean(1)
+    loss = (cross_entropy - entropy_weight * entropy).sum()
+    return loss, {
+        "disc_loss": cross_entropy.detach().mean(),
+        "disc_entropy": entropy.detach().mean() / 2,
+        "accuracy_learner": (learner.detach() < 0).float().mean(),
+        "accuracy_expert": (expert.detach() > 0).float().mean(),
+    }
+
+
+def make_networks(obs_sizes: np.ndarray, num_actions: np.ndarray, args: Args, device="cpu") -> SimpleNamespace:
+    """Everything an update changes: networks, targets and optimizers."""
+    sizes, actions = torch.as_tensor(obs_sizes), torch.as_tensor(num_actions)
+    policies = Policies(sizes, actions, args.hidden_size).to(device)
+    critic = AttentionCritic(sizes, actions, args.hidden_size, args.attention_heads, args.critic_batch_norm).to(device)
+    discriminators = Discriminators(sizes, actions, args).to(device)
+    return SimpleNamespace(
+        policies=policies,
+        critic=critic,
+        discriminators=discriminators,
+        target_policies=copy.deepcopy(policies),
+        target_critic=copy.deepcopy(critic),
+        policy_optimizer=torch.optim.Adam(policies.parameters(), args.policy_lr, fused=True),
+        critic_optimizer=torch.optim.Adam(
+            critic.parameters(), args.critic_lr, weight_decay=args.critic_weight_decay, fused=True
+        ),
+        disc_optimizer=torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True),
+    )
+
+
+def update(
+    learner: list[torch.Tensor], expert: list[torch.Tensor], nets: SimpleNamespace, args: Args, episode_length: int
+) -> dict[str, torch.Tensor]:
+    """One training iteration of algorithm 1, lines 6 to 10. Returns what is worth logging.
+
+    learner: obs, next_obs [agents, batch, widest], actions, rewards [agents, batch], terminated [batch];
+    expert: obs, next_obs, actions.
+    """
+    obs, next_obs, actions, rewards, terminated = learner
+    agents, batch, _ = obs.shape
+    both_obs, both_next_obs, both_actions = (torch.cat([learner[k], expert[k]], 1) for k in range(3))
+
+    @torch.no_grad()  # log pi is a constant to the discriminator
+    def log_pi() -> torch.Tensor:
+        return taken(nets.policies(both_obs)[1], both_actions).clamp(min=args.log_prob_min)
+
+    # The discriminator does not change before its own step below, so this pass of f serves rewards and loss.
+    f = nets.discriminators(both_obs, both_actions, both_next_obs)  # [agents, 2 * batch]
+    log_pi_now = log_pi()
+    # r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i), with the current discriminator and policies
+    learned_rewards = (f.detach() - log_pi_now)[:, :batch]
+    rewards = (rewards if args.debug_true_reward else learned_rewards) / episode_length
+
+    # Policy learning via MAAC
+    maac_batch = (obs, next_obs, actions, rewards, terminated)
+    loss_q, seen = critic_loss(maac_batch, nets.critic, nets.target_critic, nets.target_policies, args)
+    nets.critic_optimizer.zero_grad(set_to_none=True)
+    loss_q.backward()
+    for parameter in nets.critic.shared_parameters():
+        parameter.grad /= agents
+    seen["critic_norm"] = nn.utils.clip_grad_norm_(nets.critic.parameters(), args.critic_max_grad_norm)
+    nets.critic_optimizer.step()
+
+    loss_pi, seen_pi = policy_loss(obs, nets.policies, nets.critic, args)
+    nets.policy_optimizer.zero_grad(set_to_none=True)
+    loss_pi.backward()
+    seen["policy_norms"] = clip_each_agent(nets.policies, args.policy_max_grad_norm)
+    nets.policy_optimizer.step()
+    move_target(nets.target_critic, nets.critic, args.critic_tau)
+    move_target(nets.target_policies, nets.policies, args.policy_tau)
+
+    # Reward learning
+    logits = f - (log_pi_now if args.log_prob_before_policy_step else log_pi())
+    loss_d, seen_d = discriminator_loss(logits, batch, args.disc_entropy)
+    nets.disc_optimizer.zero_grad(set_to_none=True)
+    loss_d.backward()
+    if nets.discriminators.decentralized:
+        seen["disc_norm"] = clip_each_agent(nets.discriminators, args.disc_max_grad_norm).max()
+    else:
+        seen["disc_norm"] = nn.utils.clip_grad_norm_(nets.discriminators.parameters(), args.disc_max_grad_norm)
+    nets.disc_optimizer.step()
+    rewards_seen = {"reward": learned_rewards, "log_pi": log_pi_now[:, :batch], "policy_loss": loss_pi.detach()}
+    return seen | seen_pi | seen_d | rewards_seen
+
+
+# Around training
+
+
+def policy_tensors(policies: Policies) -> dict[str, torch.Tensor]:
+    """What `env_utils.load_policy` rebuilds a policy from."""
+    tensors = {}
+    for k, layer in enumerate(policies.layers):
+        tensors |= {f"weight_{k}": layer.weight, f"bias_{k}": layer.bias}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def check_args(args: Args) -> None:
+    counts = "num_envs buffer_size batch_size learning_starts update_period updates_per_period log_every n_demos"
+    for name in counts.split():
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.buffer_size < args.num_envs:
+        raise UserError(f"--buffer-size {args.buffer_size} cannot hold one step of {args.num_envs} copies")
+    if args.hidden_size % args.attention_heads:
+        raise UserError(f"--attention-heads {args.attention_heads} must divide --hidden-size {args.hidden_size}")
+    if args.eval_episodes < 2:
+        raise UserError("--eval-episodes must be at least 2")
+    if args.cuda and not torch.cuda.is_available():
+        raise UserError("--cuda asked for, but torch finds no GPU")
+
+
+def main(args: Args) -> None:
+    checkpoint = {}
+    if args.resume:
+        run_folder = Path(args.resume)
+        checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
+        args = Args(**json.loads((run_folder / "config.json").read_text())["args"])
+    check_args(args)
+    if args.torch_threads:
+        torch.set_num_threads(args.torch_threads)
+    device = torch.device("cuda" if args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    envs = make_envs(args.env_id, args.num_envs, args.seed)
+    if len(envs.agents) < 2:
+        raise UserError(f"{args.env_id} has one agent; the critic attends to others and needs at least two")
+    demos = load_demos(args.demos or args.env_id, args.n_demos, envs)
+    expert_score, random_score = env_utils.reference_scores(args.env_id, demos, shipped=not args.demos)
+    if not args.total_timesteps:
+        args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
+    if args.learning_starts >= args.total_timesteps:
+        raise UserError(
+            f"--learning-starts {args.learning_starts} lies beyond the {args.total_timesteps} steps of the run"
+        )
+    expert_obs, expert_actions, expert_next_obs = (torch.as_tensor(x, device=device) for x in demos.transitions())
+    if len(expert_obs) < args.batch_size:
+        print(f"warning: {len(expert_obs)} expert transitions for batches of {args.batch_size}: drawn with repetition")
+
+    if not checkpoint:
+        run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
+    if args.track:
+        env_utils.track(run_folder, asdict(args))
+    writer = SummaryWriter(str(run_folder), purge_step=checkpoint.get("step"))
+
+    num_agents, widest_obs = len(envs.agents), int(envs.obs_sizes.max())
+    nets = make_networks(envs.obs_sizes, envs.num_actions, args, device)
+    buffer = ReplayBuffer(args.buffer_size, args.num_envs, num_agents, widest_obs)
+    modules = vars(nets) | {"buffer": buffer}
+    obs = envs.reset()
+    episode_return, recent_returns = np.zeros((args.num_envs, num_agents)), []
+    step, seconds_before = 0, 0.0
+    if checkpoint:
+        for name, module in modules.items():
+            module.load_state_dict(checkpoint[name])
+        step, seconds_before, recent_returns = checkpoint["progress"]
+        episode_return = checkpoint["episode_return"].numpy()
+        obs = envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"]))
+        torch.set_rng_state(checkpoint["torch_rng"])
+
+    first_step, started = step, time.time()
+    last_saved = started
+    progress = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, desc=args.env_id)
+    # Algorithm 1
+    while step < args.total_timesteps:
+        # Sample rollouts with the current policies and add them to the buffer.
+        with torch.no_grad():
+            actions = sample(nets.policies(torch.as_tensor(obs, device=device).transpose(0, 1))[1]).T.cpu().numpy()
+        next_obs, rewards, terminated, truncated, final_obs = envs.step(actions)
+        done = terminated | truncated
+        buffer.add(obs, actions, rewards, terminated, done, next_obs, final_obs)
+        obs = next_obs
+        episode_return += rewards
+        recent_returns = (recent_returns + episode_return[done].tolist())[-500:]
+        episode_return[done] = 0.0
+        previous, step = step, step + args.num_envs
+        progress.update(args.num_envs)
+
+        rounds = step // args.update_period - previous // args.update_period
+        seen = {}
+        for _ in range(rounds * args.updates_per_period if step >= args.learning_starts else 0):
+            learner = [part.to(device) for part in buffer.sample(args.batch_size)]
+            rows = torch.randint(len(expert_obs), (args.batch_size,), device=device)
+            expert = [part[rows].transpose(0, 1) for part in (expert_obs, expert_next_obs, expert_actions)]
+            seen = update(learner, expert, nets, args, envs.episode_length)
+
+        # Log
+        if seen and recent_returns and step // args.log_every > previous // args.log_every:
+            mean_returns = np.mean(recent_returns, axis=0)
+            nss = env_utils.normalized_score_similarity(mean_returns, expert_score, random_score).mean()
+            for agent, value in zip(envs.agents, mean_returns):
+                writer.add_scalar(f"charts/episodic_return-{agent}", value, step)
+            for name, value in {
+                "charts/nss": nss,
+                "charts/SPS": (step - first_step) / (time.time() - started),
+                "charts/episodes": step / envs.episode_length,
+                "losses/critic": seen["td"],
+                "losses/policy": seen["policy_loss"],
+                "losses/policy_entropy": seen["entropy"],
+                "losses/attention_entropy": torch.special.entr(seen["attention"]).sum(-1).mean(),
+                "losses/q_mean": seen["q"].mean(),
+                "losses/q_abs_max": seen["q"].abs().max(),
+                "losses/advantage_std": seen["advantage"].std(),
+                "discriminator/loss": seen["disc_loss"],
+                "discriminator/entropy": seen["disc_entropy"],
+                "discriminator/accuracy_learner": seen["accuracy_learner"],
+                "discriminator/accuracy_expert": seen["accuracy_expert"],
+                "discriminator/reward_mean": seen["reward"].mean(),
+                "discriminator/reward_std": seen["reward"].std(),
+                "discriminator/log_pi_percentile_1": seen["log_pi"].flatten().quantile(0.01),
+                "gradients/critic": seen["critic_norm"],
+                "gradients/policy_max": seen["policy_norms"].max(),
+                "gradients/discriminator": seen["disc_norm"],
+            }.items():
+                writer.add_scalar(name, float(value), step)
+            accuracy = f"{seen['accuracy_expert']:.2f}/{seen['accuracy_learner']:.2f}"
+            episodes = f"{step // envs.episode_length:,} episodes"
+            progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on expert/learner {accuracy}")
+
+        finished = step >= args.total_timesteps
+        if finished or time.time() - last_saved > args.save_every:
+            last_saved = time.time()
+            state = {
+                "progress": (step, seconds_before + last_saved - started, recent_returns),
+                "step": step,
+                "episode_return": torch.as_tensor(episode_return),
+                "env_state": env_utils.for_checkpoint(envs.get_state()),
+                "torch_rng": torch.get_rng_state(),
+            }
+            state |= {name: module.state_dict() for name, module in modules.items()}
+            env_utils.save_checkpoint(run_folder / "checkpoint.pt", state)
+    progress.close()
+
+    # What was learned: policies, rewards, scores.
+    env_utils.save_policy(run_folder / "policy.safetensors", policy_tensors(nets.policies), args.env_id, envs)
+    disc = nets.discriminators
+    header = {"gamma": args.gamma, "decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
+    header |= {"hidden_size": args.hidden_size, "reward": "g"}
+    env_utils.save_reward(run_folder / "reward.safetensors", disc.state_dict(), header, args.env_id, envs)
+    policy = env_utils.load_policy(run_folder / "policy.safetensors", envs)
+    training_nss = env_utils.normalized_score_similarity(np.mean(recent_returns, 0), expert_score, random_score)
+    summary = {
+        "script": "madaac_discrete.py",
+        "env_id": args.env_id,
+        "steps": step,
+        "episodes": step // envs.episode_length,
+        "seconds": round(seconds_before + time.time() - started),
+        "nss_last_500_training_episodes": float(training_nss.mean()),
+        "expert": dict(zip(envs.agents, expert_score.tolist())),
+        "random": dict(zip(envs.agents, random_score.tolist())),
+    }
+    print(f"\n{'agent':<16}{'expert':>10}{'random':>10}{'stochastic':>20}{'greedy':>20}")
+    columns = {}
+    for name, act in (("stochastic", policy.stochastic(args.seed)), ("greedy", policy.greedy)):
+        returns = play_episodes(args.env_id, act, args.eval_episodes, seed=40_000_003 + args.seed)[0]
+        mean, half_width = mean_and_interval(returns)
+        nss = env_utils.normalized_score_similarity(mean, expert_score, random_score)
+        scores = {a: {"mean": float(m), "interval_95": float(h)} for a, m, h in zip(envs.agents, mean, half_width)}
+        summary[name] = {
+            "nss": float(nss.mean()),
+            "scores": scores,
+            "nss_by_agent": dict(zip(envs.agents, nss.tolist())),
+        }
+        columns[name] = [f"{m:.2f} ± {h:.2f}" for m, h in zip(mean, half_width)]
+        writer.add_scalar(f"eval/nss_{name}", nss.mean(), step)
+    for i, agent in enumerate(envs.agents):
+        cells = f"{columns['stochastic'][i]:>20}{columns['greedy'][i]:>20}"
+        print(f"{agent:<16}{expert_score[i]:>10.2f}{random_score[i]:>10.2f}{cells}")
+    print(f"{'NSS':<36}{summary['stochastic']['nss']:>20.3f}{summary['greedy']['nss']:>20.3f}")
+    writer.close()
+    if args.capture_video:
+        env_utils.write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
+    env_utils.write_json(run_folder / "summary.json", summary)
+    print(f"written: {run_folder} (policy.safetensors, reward.safetensors, summary.json)")
+    print(f"next: tensorboard --logdir {run_folder}")
+
+
+if __name__ == "__main__":
+    with env_utils.exit_on_user_error():
+        main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,357 @@
+"""MA-DAAC: discriminator, rewards and buffer against plain formulas, and the script end to end."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import env_utils
+import madaac_discrete as madaac
+
+ROOT = Path(__file__).resolve().parent.parent
+SIZES = (np.array([4, 7, 3]), np.array([5, 3, 2]))
+TASK = "cooperative_communication"
+
+
+def small_args(**changes):
+    return madaac.Args(**({"hidden_size": 16, "attention_heads": 2} | changes))
+
+
+def random_batch(seed=0, batch=6):
+    generator = torch.Generator().manual_seed(seed)
+    obs, next_obs = torch.randn(2, 3, batch, 7, generator=generator)
+    for i, size in enumerate(SIZES[0]):
+        obs[i, :, size:] = next_obs[i, :, size:] = 0.0
+    actions = torch.stack([torch.randint(int(n), (batch,), generator=generator) for n in SIZES[1]])
+    return [obs, next_obs, actions, torch.randn(3, batch, generator=generator), torch.zeros(batch)]
+
+
+def stacked_weights(module, i):
+    return [(layer.weight[i].detach().numpy(), layer.bias[i, 0].detach().numpy()) for layer in module.layers]
+
+
+def plain_f(disc, i, obs, action, next_obs, gamma):
+    """g_i(o_i, a_i) + gamma h_i(o'_i) - h_i(o_i) of one transition, from the definition."""
+
+    def forward(weights, x):
+        for k, (w, b) in enumerate(weights):
+            x = x @ w.astype(np.float64) + b.astype(np.float64)
+            x = np.where(x > 0, x, 0.01 * x) if k < 2 else x
+        return float(x[0])
+
+    one_hot = np.eye(disc.widest_action)[action]
+    g = forward(stacked_weights(disc.g, i), np.concatenate([obs, one_hot]))
+    h, next_h = (forward(stacked_weights(disc.h, i), o) for o in (obs, next_obs))
+    return g + gamma * next_h - h
+
+
+def test_logits_and_loss_equal_plain_formulas_in_double_precision():
+    torch.manual_seed(0)
+    args = small_args()
+    nets = madaac.make_networks(*SIZES, args)
+    obs, next_obs, actions, _, _ = random_batch(batch=8)
+    f = nets.discriminators(obs, actions, next_obs)
+    log_pi = madaac.taken(nets.policies(obs)[1], actions).detach()
+    expected = 0.0
+    for i in range(3):
+        for b in range(8):
+            o, o2 = obs[i, b].numpy().astype(float), next_obs[i, b].numpy().astype(float)
+            plain = plain_f(nets.discriminators, i, o, int(actions[i, b]), o2, args.gamma)
+            assert f[i, b].item() == pytest.approx(plain, abs=1e-5)
+            logit = plain - float(log_pi[i, b])
+            pi = np.exp(float(log_pi[i, b]))
+            probability = np.exp(plain) / (np.exp(plain) + pi)  # the paper's D, probability of expert
+            assert np.log(probability) - np.log(1 - probability) == pytest.approx(logit, abs=1e-9)
+            entropy = -probability * np.log(probability) - (1 - probability) * np.log(1 - probability)
+            label_is_expert = b >= 4
+            expected += -np.log(probability if label_is_expert else 1 - probability) / 4 - 0.25 * entropy / 4
+    loss, seen = madaac.discriminator_loss(f - log_pi, 4, entropy_weight=0.25)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    right = ((f - log_pi)[:, 4:] > 0).float().mean()
+    assert seen["accuracy_expert"].item() == pytest.approx(right.item())
+
+
+def test_loss_stays_finite_where_probabilities_would_not():
+    logits = torch.tensor([[200.0, -200.0, 90.0, -90.0]], requires_grad=True)
+    loss, _ = madaac.discriminator_loss(logits, 2, 0.01)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[0, 0] > 0 > logits.grad[0, 3]  # the learner's logit goes down, the expert's up
+
+
+def test_decentralized_discriminators_do_not_influence_one_another():
+    disc = madaac.make_networks(*SIZES, small_args()).discriminators
+    obs, next_obs, actions, _, _ = random_batch()
+    before = disc(obs, actions, next_obs)
+    before[1].sum().backward()
+    for parameter in disc.parameters():
+        assert parameter.grad[[0, 2]].abs().sum() == 0
+    obs[1] += 1.0
+    actions[1] = (actions[1] + 1) % 3
+    after = disc(obs, actions, next_obs)
+    assert torch.equal(before[[0, 2]], after[[0, 2]])
+    assert not torch.allclose(before[1], after[1])
+
+
+@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+@pytest.mark.parametrize("sees", [None, True, False])
+def test_what_a_discriminator_sees(kind, sees):
+    torch.manual_seed(0)
+    disc = madaac.make_networks(*SIZES, small_args(discriminator=kind, disc_actions=sees)).discriminators
+    obs, next_obs, actions, _, _ = random_batch()
+    before = disc(obs, actions, next_obs)
+    changed = actions.clone()
+    changed[0] = (changed[0] + 1) % 5
+    moved = (before != disc(obs, changed, next_obs)).any(1).tolist()
+    sees_actions = (kind == "decentralized") if sees is None else sees
+    others = sees_actions and kind == "centralized"
+    assert moved == [sees_actions, others, others]
+    shifted = obs.clone()
+    shifted[0, :, :4] += 1.0
+    moved = (before != disc(shifted, actions, next_obs)).any(1).tolist()
+    assert moved == [True, kind == "centralized", kind == "centralized"]
+
+
+@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+def test_rewards_are_f_minus_log_pi_over_the_episode_length(kind, monkeypatch):
+    torch.manual_seed(1)
+    args = small_args(discriminator=kind)
+    nets = madaac.make_networks(*SIZES, args)
+    learner, expert = random_batch(1), random_batch(2)[:3]
+    obs, next_obs, actions, true_rewards, _ = learner
+    with torch.no_grad():
+        log_pi = madaac.taken(nets.policies(obs)[1], actions)
+        expected = (nets.discriminators(obs, actions, next_obs) - log_pi) / 25
+    used, plain_critic_loss = [], madaac.critic_loss
+
+    def spy(batch, *rest):
+        used.append(batch[3])
+        return plain_critic_loss(batch, *rest)
+
+    monkeypatch.setattr(madaac, "critic_loss", spy)
+    madaac.update(learner, expert, nets, args, 25)
+    torch.testing.assert_close(used[0], expected, atol=1e-6, rtol=1e-5)
+    assert not used[0].requires_grad
+    args.debug_true_reward = True
+    madaac.update(learner, expert, nets, args, 25)
+    torch.testing.assert_close(used[1], true_rewards / 25)
+
+
+def test_no_gradient_crosses_where_it_must_not(monkeypatch):
+    """Through log pi the discriminator's loss must not reach the policies, nor the policies' loss the critic."""
+    torch.manual_seed(0)
+    args = small_args()
+    nets = madaac.make_networks(*SIZES, args)
+    gradients = {}
+
+    def snapshot(name, module):
+        gradients[name] = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+
+    plain = madaac.discriminator_loss
+
+    def spy(*arguments):
+        snapshot("policies before", nets.policies)
+        snapshot("critic before", nets.critic)
+        return plain(*arguments)
+
+    monkeypatch.setattr(madaac, "discriminator_loss", spy)
+    madaac.update(random_batch(1), random_batch(2)[:3], nets, args, 25)
+    snapshot("policies after", nets.policies)
+    snapshot("critic after", nets.critic)
+    for name in ("policies", "critic"):
+        for before, after in zip(gradients[f"{name} before"], gradients[f"{name} after"]):
+            assert torch.equal(before, after)
+    assert all(parameter.grad.abs().sum() > 0 for parameter in nets.discriminators.g.parameters())
+
+
+def test_log_pi_is_clamped():
+    nets = madaac.make_networks(*SIZES, small_args(log_prob_min=-2.0))
+    with torch.no_grad():
+        nets.policies.layers[2].bias[:, :, 0] = 50.0  # action 0 for sure: all others have log pi of about -50
+    seen = madaac.update(random_batch(1), random_batch(2)[:3], nets, small_args(log_prob_min=-2.0), 25)
+    assert seen["log_pi"].min() == -2.0
+
+
+def test_discriminator_learns_to_tell_two_fixed_batches_apart():
+    torch.manual_seed(0)
+    args = small_args(disc_lr=5e-3, policy_lr=1e-6)
+    nets = madaac.make_networks(*SIZES, args)
+    learner, expert = random_batch(1, batch=64), random_batch(2, batch=64)[:3]
+    first = madaac.update(learner, expert, nets, args, 25)
+    for _ in range(200):
+        last = madaac.update(learner, expert, nets, args, 25)
+    assert last["disc_loss"] < 0.3 * first["disc_loss"]
+    assert min(last["accuracy_expert"], last["accuracy_learner"]) > 0.9
+    assert last["reward"].mean() < first["reward"].mean()  # the learner's reward falls when it is found out
+
+
+@pytest.mark.parametrize("capacity", [3000, 90])
+def test_replay_buffer_gives_true_successors_across_episode_ends(capacity):
+    envs = env_utils.make_envs(TASK, 3, 0)
+    act = env_utils.random_actions(envs.num_actions, 0)
+    buffer = madaac.ReplayBuffer(capacity, 3, 2, 11)
+    obs, history = envs.reset(), []
+    for _ in range(130):
+        actions = act(obs)
+        next_obs, rewards, terminated, truncated, final_obs = envs.step(actions)
+        buffer.add(obs, actions, rewards, terminated, terminated | truncated, next_obs, final_obs)
+        step = zip(obs, actions, rewards, final_obs)
+        history.append([(o.tobytes(), a.tolist(), r.tolist(), f.tobytes()) for o, a, r, f in step])
+        obs = next_obs
+    kept = [row for step in history[-(capacity // 3) :] for row in step]
+    assert len(buffer) == len(kept)
+    known = {row[0]: row for row in kept}
+    torch.manual_seed(0)
+    b_obs, b_next_obs, b_actions, b_rewards, _ = (part for part in buffer.sample(4000))
+    seen = set()
+    for k in range(4000):
+        o, f = (x[:, k].contiguous().numpy().tobytes() for x in (b_obs, b_next_obs))
+        assert o in known, "a transition that was overwritten"
+        seen.add(o)
+        _, actions, rewards, successor = known[o]
+        assert successor == f
+        assert actions == b_actions[:, k].tolist()
+        assert rewards == b_rewards[:, k].tolist()
+    assert len(seen) > 0.99 * len(known)  # all of them are drawn
+
+    again = madaac.ReplayBuffer(capacity, 3, 2, 11)
+    again.load_state_dict(buffer.state_dict())
+    torch.manual_seed(5)
+    one = buffer.sample(500)
+    torch.manual_seed(5)
+    assert all(torch.equal(a, b) for a, b in zip(one, again.sample(500)))
+
+
+# The script
+
+
+def run(*arguments, check=True, **kwargs):
+    command = [sys.executable, str(ROOT / "madaac_discrete.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, **kwargs)
+    if check:
+        assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def demos_file(tmp_path_factory):
+    """Demonstrations by a script: the speaker names the goal, the listener goes where it is told."""
+    path = tmp_path_factory.mktemp("demos") / "mine.npz"
+
+    def act(obs):
+        speaker, listener = obs[:, 0, :3].argmax(-1), obs[:, 1]
+        heard = listener[:, 8:11].argmax(-1)
+        offset = listener[:, 2:8].reshape(-1, 3, 2)[np.arange(len(obs)), heard] - 0.3 * listener[:, :2]
+        along_x = np.abs(offset[:, 0]) > np.abs(offset[:, 1])
+        move = np.where(along_x, np.where(offset[:, 0] > 0, 1, 2), np.where(offset[:, 1] > 0, 3, 4))
+        silent = listener[:, 8:11].sum(-1) == 0
+        return np.stack([speaker, np.where(silent, 0, move)], 1)
+
+    _, demos = env_utils.play_episodes(TASK, act, 60, seed=0, record=True)
+    env_utils.save_demos(path, demos)
+    return path
+
+
+def small(folder, demos, **changes):
+    options = {
+        "env-id": TASK, "demos": demos, "runs": folder / "runs", "seed": 3, "total-timesteps": 6000, "batch-size": 256,
+        "hidden-size": 32, "torch-threads": 1, "eval-episodes": 20, "log-every": 500, "buffer-size": 4000,
+    } | changes  # fmt: skip
+    return [part for name, value in options.items() for part in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, demos_file):
+    folder = tmp_path_factory.mktemp("madaac")
+    output = run(*small(folder, demos_file)).stdout
+    return next((folder / "runs").iterdir()), output
+
+
+def test_end_to_end_writes_everything(finished):
+    run_folder, output = finished
+    assert "NSS" in output
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert summary["steps"] == 6000
+    assert set(summary["stochastic"]["scores"]) == {"speaker_0", "listener_0"}
+    for name in ("config.json", "checkpoint.pt", "policy.safetensors", "reward.safetensors"):
+        assert (run_folder / name).stat().st_size > 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    assert len(events.Scalars("charts/nss")) >= 5
+    assert len(events.Scalars("discriminator/accuracy_expert")) >= 5
+    assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
+
+
+def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finished, tmp_path, demos_file):
+    arguments = [*small(tmp_path, demos_file), "--save-every", "0"]
+    command = [sys.executable, str(ROOT / "madaac_discrete.py"), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(1200):
+        time.sleep(0.05)
+        saved = list((tmp_path / "runs").glob("*/checkpoint.pt"))
+        if saved and saved[0].stat().st_size > 0 and env_utils.load_checkpoint(saved[0])["step"] > 2000:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    run_folder = next((tmp_path / "runs").iterdir())
+    assert not (run_folder / "summary.json").exists(), "the run ended before it could be killed"
+    run("--resume", run_folder)
+    for name in ("policy.safetensors", "reward.safetensors"):
+        assert (run_folder / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+def test_it_imitates(tmp_path, demos_file, kind):
+    """Short runs must come much nearer to the expert than random play is; broken rewards cannot."""
+    changes = {"total-timesteps": 60_000, "buffer-size": 60_000, "hidden-size": 64, "discriminator": kind}
+    run(
+        *small(tmp_path, demos_file, **changes), "--updates-per-period", 2, "--policy-tau", 0.005, "--critic-tau", 0.005
+    )
+    summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
+    assert summary["greedy"]["nss"] > 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["--env-id", "simple_crypto"], "train_expert_maac.py --env-id simple_crypto"),
+        (["--demos", "nothing.npz"], "no such file"),
+        (["--demos", "MINE", "--n-demos", "61"], "61 demonstrations asked for"),
+        (["--demos", "MINE", "--n-demos", "0"], "--n-demos must be at least 1"),
+        (["--demos", "MINE", "--env-id", "simple_tag"], "another task"),
+        (["--demos", "MINE", "--learning-starts", "2000000"], "--learning-starts"),
+        (["--demos", "MINE", "--attention-heads", "3"], "--attention-heads"),
+        (["--resume", "nowhere"], "nothing to resume"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys, demos_file):
+    arguments = [str(demos_file) if part == "MINE" else part for part in arguments]
+    if "--env-id" not in arguments:
+        arguments += ["--env-id", TASK]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["madaac_discrete.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "madaac_discrete.py"), run_name="__main__")
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert complaint in lines[0]
+    assert not list(tmp_path.iterdir()), "something was written"
+
+
+def test_a_discriminator_kind_that_does_not_exist_is_refused(tmp_path):
+    done = run("--discriminator", "single", check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "decentralized" in done.stderr
+    assert "Traceback" not in done.stderr
