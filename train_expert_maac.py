@@ -405,12 +405,11 @@ def policy_tensors(policies: Policies, obs_stats: RunningMeanStd) -> dict[str, t
 
 
 def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
-    """Whether some agents' rewards run against one another in random play: then no score says which policy is best."""
-    _, played = play_episodes(env_id, env_utils.random_actions(num_actions, seed=0), 50, seed=0, record=True)
-    rewards = played.rewards.reshape(-1, len(num_actions))
-    if len(num_actions) == 1 or (rewards.std(0) == 0).any():
-        return False
-    return bool(np.corrcoef(rewards.T).min() < -0.1)
+    """Whether some agents' scores run against one another in random play: then no score says which policy is best."""
+    scores = play_episodes(env_id, env_utils.random_actions(num_actions, seed=0), 200, seed=0)[0]
+    scores = scores[:, scores.std(0) > 0]
+    # Of unrelated pairs, as in rover_tower, the lowest of 200 episodes comes to about -0.1; of rivals, to -0.6 or less.
+    return scores.shape[1] > 1 and bool(np.corrcoef(scores.T).min() < -0.3)
 
 
 def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dict | None) -> dict:

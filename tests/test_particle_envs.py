@@ -735,6 +735,8 @@ def test_unknown_ids_name_the_known_ones_and_the_nearest(make):
 
 def test_wrong_actions():
     task = make_task("cooperative_communication", num_envs=2, seed=0)
+    with pytest.raises(TaskError, match=r"call reset\(\) before"):
+        task.step(np.zeros((2, 2), dtype=int))
     task.reset()
     for actions, complaint in [
         (np.zeros((2, 3), dtype=int), r"shape \(2, 2\).*got \(2, 3\)"),

@@ -289,6 +289,15 @@ def test_replay_buffer_is_a_ring_with_true_successors_across_episode_ends():
     assert all(row.numpy().tobytes() in stored for row in b_obs.transpose(0, 1).contiguous())
 
 
+@pytest.mark.parametrize(
+    "task, rivals",
+    [("keep_away", True), ("simple_tag", True), ("simple_adversary", True), ("simple_push", True)]
+    + [(task, False) for task in ("cooperative_navigation", "rover_tower_8", "rover_tower_16", "simple_spread")],
+)
+def test_competition_is_told_from_cooperation(task, rivals):
+    assert maac.agents_compete(task, env_utils.make_envs(task, 1).num_actions) == rivals
+
+
 # The script
 
 
