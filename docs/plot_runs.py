@@ -1,0 +1,64 @@
+"""Curves of run folders, a line a run, a panel a task.
+
+python docs/plot_runs.py runs/* --tag eval/greedy_return-mean --out docs/images/experts.png
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+@dataclass
+class Args:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """run folders"""
+    tag: str = "eval/greedy_return-mean"
+    """what to draw"""
+    out: Path = Path("curves.png")
+    """the image to write"""
+    label: tuple[str, ...] = ("alpha", "anneal_lr", "critic_weight_decay")
+    """arguments that tell the lines of a task apart"""
+
+
+def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
+    events = EventAccumulator(str(run), {"scalars": 0})
+    events.Reload()
+    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    return [point.step for point in points], [point.value for point in points]
+
+
+def main(args: Args) -> None:
+    panels: dict[str, list[tuple[dict, Path]]] = {}
+    for run in args.runs:
+        config = json.loads((run / "config.json").read_text())["args"]
+        panels.setdefault(config["env_id"], []).append((config, run))
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (task, runs) in zip(axes.flat, panels.items()):
+        for config, run in runs:
+            steps, values = read(run, args.tag)
+            words = [f"{name} {config[name]}" for name in args.label if name in config]
+            axis.plot([step / 25_000 for step in steps], values, label=", ".join(words), linewidth=1)
+        axis.set_title(task, fontsize=10)
+        axis.set_xlabel("thousand episodes", fontsize=8)
+        axis.legend(fontsize=6)
+        axis.grid(alpha=0.3)
+    figure.suptitle(args.tag, fontsize=9)
+    figure.tight_layout()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=80)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
