@@ -13,6 +13,8 @@ import functools
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import os
 import pkgutil
@@ -21,7 +23,6 @@ import re
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,9 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     environment with Box observations, Discrete actions and a fixed set of agents.
     """
     if is_task_id(env_id):
-        return make_task(env_id, num_envs, seed)
+        envs = make_task(env_id, num_envs, seed)
+        envs.env_id = env_id
+        return envs
     short_names = mpe2_short_names()
     module_path = short_names.get(env_id, env_id)
     if "." not in module_path or module_path.startswith("."):
@@ -82,6 +85,15 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     if not hasattr(module, "parallel_env"):
         raise TaskError(f"module {module_path!r} has no parallel_env(): it is not a PettingZoo environment module")
     return PettingZooEnvs(module.parallel_env, num_envs, seed, env_id)
+
+
+def same_task(one: str, other: str) -> bool:
+    """Whether two ids name the same task: simple_tag is mpe2.simple_tag_v3, by whichever code it runs."""
+
+    def short(env_id: str) -> str:
+        return re.sub(r"^mpe2\.(\w+)_v\d+$", r"\1", env_id)
+
+    return short(one) == short(other)
 
 
 def _ours_first(env_id: str) -> tuple[int, str]:
@@ -209,10 +221,11 @@ class PettingZooEnvs:
     _checked = ParticleTask._checked
 
     def get_state(self) -> dict:
-        """Nothing: PettingZoo has no call for it. An interrupted run goes on with fresh episodes."""
-        return {}
+        """The seeds to come only: PettingZoo has no call for more. An interrupted run goes on with fresh episodes."""
+        return {"rng": json.dumps(self.rng.bit_generator.state)}
 
     def set_state(self, state: dict) -> np.ndarray:
+        self.rng.bit_generator.state = json.loads(state["rng"])
         return self.reset()
 
 
@@ -342,11 +355,11 @@ def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None
 
     With `envs` (from `make_envs`), the file must also fit that task: its agents, sizes and number of actions.
     """
-    is_file = str(env_id_or_path).endswith(".npz") or os.sep in str(env_id_or_path)
+    is_file = isinstance(env_id_or_path, Path) or env_id_or_path.endswith(".npz") or os.sep in env_id_or_path
     path = Path(env_id_or_path) if is_file else EXPERTS / env_id_or_path / "demos.npz"
     if not path.is_file():
         if is_file:
-            raise UserError(f"no demonstrations at {path}: there is no such file")
+            raise UserError(f"no demonstrations at {path}: {'it is a folder' if path.is_dir() else 'no such file'}")
         raise UserError(
             f"no demonstrations for {env_id_or_path!r}: make them with "
             f"`python train_expert_maac.py --env-id {env_id_or_path}`, or give a file of your own with --demos"
@@ -354,14 +367,14 @@ def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
-        raise UserError(f"{path} is not a readable .npz of demonstrations ({error})") from None
+    except Exception as error:  # NumPy and zipfile raise many kinds for foreign or damaged files
+        raise UserError(f"{path} is not a readable .npz of demonstrations ({type(error).__name__}: {error})") from None
     demos = _demos_from_arrays(path, arrays)
     if envs is not None:
         _require_fit(path, demos, envs)
     if n_demos is not None:
-        if n_demos < 1:
-            raise UserError(f"the number of demonstrations must be at least 1, got {n_demos}")
+        if not isinstance(n_demos, int | np.integer) or n_demos < 1:
+            raise UserError(f"the number of demonstrations must be a whole number of at least 1, got {n_demos}")
         if n_demos > len(demos):
             raise UserError(f"{n_demos} demonstrations asked for, but {path} holds {len(demos)}")
         demos = demos.first(n_demos)
@@ -381,8 +394,14 @@ def _demos_from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: metadata must be JSON with format_version, env_id and agents ({error!r})") from None
     require(version == FORMAT_VERSION, f"format version {version}, this code reads version {FORMAT_VERSION}")
+    named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
+    require(bool(named), f"metadata must name the agents in a list, found {agents!r}")
     missing = [f"obs_{agent}" for agent in agents if f"obs_{agent}" not in arrays]
     require(not missing, f"observations {', '.join(missing)} are missing")
+    for name in ("rewards", *(f"obs_{agent}" for agent in agents)):
+        require(arrays[name].dtype.kind in "fiu", f"{name} must be real numbers, found {arrays[name].dtype}")
+        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is found below
+            arrays[name] = arrays[name].astype(np.float32)
     actions, rewards, lengths = arrays["actions"], arrays["rewards"], arrays["lengths"]
     require(np.issubdtype(actions.dtype, np.integer), f"actions must be integers, found {actions.dtype}")
     require(actions.ndim == 3, f"actions must be [episodes, T, agents], found shape {actions.shape}")
@@ -410,15 +429,15 @@ def _demos_from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
     padded = np.zeros((episodes, steps + 1, len(agents), int(obs_sizes.max())), dtype=np.float32)
     for i, agent in enumerate(agents):
         padded[:, :, i, : obs_sizes[i]] = arrays[f"obs_{agent}"]
-    rewards = rewards.astype(np.float32)
     return Demos(env_id, list(agents), obs_sizes, padded, actions.astype(np.int64), rewards, lengths, metadata)
 
 
 def _require_fit(path: Path, demos: Demos, envs) -> None:
+    # Not only sizes: cooperative_communication and simple_speaker_listener have the same, with directions flipped.
+    if not same_task(demos.env_id, envs.env_id):
+        raise UserError(f"{path} is for another task: expected {envs.env_id}, found {demos.env_id}")
     if demos.agents != list(envs.agents):
-        raise UserError(
-            f"{path} is for another task: expected agents {list(envs.agents)}, found {demos.agents} ({demos.env_id})"
-        )
+        raise UserError(f"{path}: expected agents {list(envs.agents)}, found {demos.agents}")
     if not np.array_equal(demos.obs_sizes, envs.obs_sizes):
         expected, found = envs.obs_sizes.tolist(), demos.obs_sizes.tolist()
         raise UserError(f"{path}: expected observation sizes {expected}, found {found} ({demos.env_id})")
@@ -449,12 +468,14 @@ def random_scores(env_id: str) -> np.ndarray:
     return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
 
 
-def reference_scores(env_id: str, demos: Demos, shipped: bool) -> tuple[np.ndarray, np.ndarray]:
-    """score_E and score_R of NSS: the card's if shipped, else of the demonstrations and of 500 random episodes."""
-    if shipped:
+def reference_scores(env_id: str, demos_path: str) -> tuple[np.ndarray, np.ndarray]:
+    """score_E and score_R of NSS: the card's; for a file without a card, its own mean and 500 random episodes."""
+    if not demos_path:
         return expert_scores(env_id), random_scores(env_id)
     act = random_actions(make_envs(env_id, 1).num_actions, seed=20_000_003)
-    return demos.returns().mean(0), play_episodes(env_id, act, 500, seed=20_000_003)[0].mean(0)
+    random = play_episodes(env_id, act, 500, seed=20_000_003)[0].mean(0)
+    # All episodes of the file, however many of them are learned from.
+    return load_demos(Path(demos_path)).returns().mean(0), random
 
 
 # Policies: stacked multilayer perceptrons, one an agent.
@@ -528,11 +549,15 @@ def load_policy(path: Path, envs=None) -> SavedPolicy:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("header", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is not a readable policy file ({error})") from None
+    if not isinstance(header, dict) or not {"agents", "obs_sizes", "num_actions", "env_id"} <= header.keys():
+        raise UserError(f"{path} is not a policy of format version {FORMAT_VERSION}: its header is incomplete")
     if header.get("kind") != "stacked_mlp_policy" or header.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{path} is not a policy of format version {FORMAT_VERSION}")
     if envs is not None:
+        if not same_task(header["env_id"], envs.env_id):
+            raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
         for name in ("agents", "obs_sizes", "num_actions"):
             expected = np.asarray(getattr(envs, name)).tolist()
             if header[name] != expected:
@@ -563,15 +588,21 @@ def writing(path: Path):
 
 
 def require_writable(folder: Path) -> None:
-    """Raise now if files could not be written to the folder later."""
-    with writing(Path(folder) / ".writable") as temporary:
+    """Raise now if files could not be written to the folder later; leaves nothing behind."""
+    folder = Path(folder)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    probe = folder / f".writable.{os.getpid()}"
+    with writing(probe) as temporary:
         temporary.touch()
-    (Path(folder) / ".writable").unlink()
+    probe.unlink(missing_ok=True)
+    for path in missing:
+        with contextlib.suppress(OSError):  # somebody else may have begun to use it
+            path.rmdir()
 
 
 def write_json(path: Path, content: dict) -> None:
     with writing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def save_checkpoint(path: Path, content: dict) -> None:
@@ -587,6 +618,17 @@ def for_checkpoint(state: dict) -> dict:
 
 def from_checkpoint(state: dict) -> dict:
     return {name: value.numpy() if torch.is_tensor(value) else value for name, value in state.items()}
+
+
+def rng_state() -> list[torch.Tensor]:
+    """Of torch's generators, on the CPU and on GPUs."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+
+
+def set_rng_state(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(states[1:])
 
 
 def load_checkpoint(path: Path) -> dict:
@@ -620,21 +662,65 @@ def commit() -> str:
 
 def make_run_folder(runs: str, env_id: str, exp_name: str, seed: int, config: dict) -> Path:
     """runs/{env_id}__{exp_name}__{seed}__{time}/ with its config.json."""
-    folder = Path(runs) / f"{env_id}__{exp_name}__{seed}__{int(time.time())}"
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{env_id}__{exp_name}__{seed}__{int(time.time())}-{number}")
+    name = f"{env_id}__{exp_name}__{seed}__{int(time.time())}"
+    for number in itertools.count(1):
+        folder = Path(runs) / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)  # fails if another process has just made it
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {error.strerror}") from None
     write_json(folder / "config.json", {"args": config, "versions": versions(), "commit": commit()})
     return folder
 
 
+def read_config(run_folder: Path, args_class: type):
+    """The arguments of a run, from its config.json, as an instance of a script's Args."""
+    path = Path(run_folder) / "config.json"
+    try:
+        return args_class(**json.loads(path.read_text())["args"])
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"cannot resume: {path} is not a config of this script ({error!r})") from None
+
+
+def check_common_args(args) -> None:
+    """What the arguments of all training scripts have to satisfy."""
+    for name, least in (("seed", 0), ("torch_threads", 0), ("hidden_size", 1), ("attention_heads", 1), ("num_envs", 1)):
+        if getattr(args, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
+    for name in ("policy_lr", "critic_lr"):
+        if not getattr(args, name) > 0:
+            raise UserError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name)}")
+    for name in ("gamma", "policy_tau", "critic_tau"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UserError(f"--{name.replace('_', '-')} must be from 0 to 1, got {getattr(args, name)}")
+    if args.hidden_size % args.attention_heads:
+        raise UserError(f"--attention-heads {args.attention_heads} must divide --hidden-size {args.hidden_size}")
+    if os.sep in args.exp_name:
+        raise UserError(f"--exp-name is part of a folder's name and must not contain {os.sep!r}, got {args.exp_name!r}")
+    if args.cuda and not torch.cuda.is_available():
+        raise UserError("--cuda asked for, but torch finds no GPU")
+    if args.track:
+        require_wandb()
+
+
+def require_can_draw(envs) -> None:
+    """Raise now, and not after training, if there is no video to be had of a task."""
+    if not isinstance(envs, ParticleTask):
+        raise UserError(f"--capture-video draws the tasks of particle_envs.py only, not {envs.env_id!r}")
+
+
+def require_wandb() -> None:
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError("--track needs Weights & Biases: pip install wandb")
+
+
 def track(run_folder: Path, config: dict) -> None:
     """Mirror the run's TensorBoard to Weights & Biases."""
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("--track needs Weights & Biases: pip install wandb") from None
+    import wandb
+
     wandb.init(project="madaac", name=run_folder.name, config=config, sync_tensorboard=True, dir=run_folder)
 
 
@@ -643,8 +729,6 @@ def write_video(path: Path, env_id: str, act: Callable, seed: int, episodes: int
     import imageio.v2 as imageio
 
     envs = make_envs(env_id, 1, seed)
-    if not isinstance(envs, ParticleTask):
-        raise UserError(f"--capture-video draws the tasks of particle_envs.py only, not {env_id!r}")
     canvas, frames, obs = Canvas(env_id), [], envs.reset()
     for _ in range(episodes * envs.episode_length):
         frames.append(canvas.draw(envs, 0))

@@ -10,7 +10,6 @@ All agents' networks are stacked: weights [agents, in, out], activations [agents
 """
 
 import copy
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -326,7 +325,7 @@ class ReplayBuffer:
         self.rewards = torch.empty(steps + 1, num_envs, num_agents)  # the task's own, for --debug-true-reward
         self.terminated = torch.empty(steps + 1, num_envs)
         self.done = torch.zeros(steps + 1, num_envs, dtype=torch.bool)
-        self.final_obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)
+        self.final_obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)  # hardly ever filled far
         self.final_index = torch.zeros(steps + 1, dtype=torch.int64)  # slot of final_obs, where somebody is done
         self.steps, self.num_envs, self.added, self.finals = steps, num_envs, 0, 0
 
@@ -345,6 +344,15 @@ class ReplayBuffer:
             self.finals += 1
         self.added += 1
 
+    def cut(self, next_obs: torch.Tensor) -> None:
+        """End all episodes after the newest step, whose successors were next_obs."""
+        slot, slots = (self.added - 1) % len(self.obs), len(self.obs)
+        if not self.done[slot].any():
+            self.final_index[slot] = self.finals % slots
+            self.final_obs[self.finals % slots] = next_obs
+            self.finals += 1
+        self.done[slot] = True
+
     def sample(self, batch: int) -> list[torch.Tensor]:
         """obs, next_obs [agents, batch, widest], actions, rewards [agents, batch], terminated [batch]."""
         pick = torch.randint(len(self), (batch,))
@@ -358,7 +366,9 @@ class ReplayBuffer:
     def state_dict(self) -> dict:
         used = min(self.added + 1, len(self.obs))
         finals = min(self.finals, len(self.obs))
-        filled = {name: getattr(self, name)[: finals if name == "final_obs" else used] for name in self.arrays}
+        counts = {name: finals if name == "final_obs" else used for name in self.arrays}
+        # Copies: a checkpoint of a slice would hold all of the memory it is a slice of.
+        filled = {name: getattr(self, name)[:count].clone() for name, count in counts.items()}
         return filled | {"added": self.added, "finals": self.finals}
 
     def load_state_dict(self, state: dict) -> None:
@@ -526,18 +536,15 @@ def policy_tensors(policies: Policies) -> dict[str, torch.Tensor]:
 
 
 def check_args(args: Args) -> None:
-    counts = "num_envs buffer_size batch_size learning_starts update_period updates_per_period log_every n_demos"
+    env_utils.check_common_args(args)
+    counts = "buffer_size batch_size learning_starts update_period updates_per_period log_every n_demos"
     for name in counts.split():
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.buffer_size < args.num_envs:
         raise UserError(f"--buffer-size {args.buffer_size} cannot hold one step of {args.num_envs} copies")
-    if args.hidden_size % args.attention_heads:
-        raise UserError(f"--attention-heads {args.attention_heads} must divide --hidden-size {args.hidden_size}")
     if args.eval_episodes < 2:
         raise UserError("--eval-episodes must be at least 2")
-    if args.cuda and not torch.cuda.is_available():
-        raise UserError("--cuda asked for, but torch finds no GPU")
 
 
 def main(args: Args) -> None:
@@ -545,7 +552,7 @@ def main(args: Args) -> None:
     if args.resume:
         run_folder = Path(args.resume)
         checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
-        args = Args(**json.loads((run_folder / "config.json").read_text())["args"])
+        args = env_utils.read_config(run_folder, Args)
     check_args(args)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
@@ -554,10 +561,14 @@ def main(args: Args) -> None:
     envs = make_envs(args.env_id, args.num_envs, args.seed)
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent; the critic attends to others and needs at least two")
-    demos = load_demos(args.demos or args.env_id, args.n_demos, envs)
-    expert_score, random_score = env_utils.reference_scores(args.env_id, demos, shipped=not args.demos)
+    if args.capture_video:
+        env_utils.require_can_draw(envs)
+    demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
+    expert_score, random_score = env_utils.reference_scores(args.env_id, args.demos)
     if not args.total_timesteps:
         args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
+    if args.total_timesteps < args.num_envs * envs.episode_length:
+        raise UserError(f"--total-timesteps must be at least one episode of all {args.num_envs} copies")
     if args.learning_starts >= args.total_timesteps:
         raise UserError(
             f"--learning-starts {args.learning_starts} lies beyond the {args.total_timesteps} steps of the run"
@@ -570,7 +581,7 @@ def main(args: Args) -> None:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
     if args.track:
         env_utils.track(run_folder, asdict(args))
-    writer = SummaryWriter(str(run_folder), purge_step=checkpoint.get("step"))
+    writer = SummaryWriter(str(run_folder), purge_step=checkpoint["step"] + 1 if checkpoint else None)
 
     num_agents, widest_obs = len(envs.agents), int(envs.obs_sizes.max())
     nets = make_networks(envs.obs_sizes, envs.num_actions, args, device)
@@ -585,7 +596,10 @@ def main(args: Args) -> None:
         step, seconds_before, recent_returns = checkpoint["progress"]
         episode_return = checkpoint["episode_return"].numpy()
         obs = envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"]))
-        torch.set_rng_state(checkpoint["torch_rng"])
+        if not np.array_equal(obs, checkpoint["obs"]):  # a task that cannot be put back starts new episodes
+            buffer.cut(checkpoint["obs"])
+            episode_return[:] = 0.0
+        env_utils.set_rng_state(checkpoint["rng"])
 
     first_step, started = step, time.time()
     last_saved = started
@@ -653,8 +667,9 @@ def main(args: Args) -> None:
                 "progress": (step, seconds_before + last_saved - started, recent_returns),
                 "step": step,
                 "episode_return": torch.as_tensor(episode_return),
+                "obs": torch.as_tensor(obs),
                 "env_state": env_utils.for_checkpoint(envs.get_state()),
-                "torch_rng": torch.get_rng_state(),
+                "rng": env_utils.rng_state(),
             }
             state |= {name: module.state_dict() for name, module in modules.items()}
             env_utils.save_checkpoint(run_folder / "checkpoint.pt", state)

@@ -34,7 +34,7 @@ from pettingzoo import ParallelEnv
 
 DT, DAMPING = 0.1, 0.25
 CONTACT_FORCE, CONTACT_MARGIN = 100.0, 0.001
-# Contact pushes with softplus((overlap) / margin): 40 margins apart it is below 1e-19, nothing in float64.
+# Contact pushes with softplus((overlap) / margin): 40 margins apart the force is below 1e-18: nothing.
 CONTACT_REACH = 40 * CONTACT_MARGIN
 RED, GREEN, BLUE = (0.85, 0.35, 0.35), (0.35, 0.85, 0.35), (0.35, 0.35, 0.85)
 DARK, GREY, PURPLE = (0.25, 0.25, 0.25), (0.6, 0.6, 0.6), (0.6, 0.4, 0.8)

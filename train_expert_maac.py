@@ -48,7 +48,7 @@ class Args:
     """write a short video of the kept policy, playing greedily, into the run folder"""
     runs: str = "runs"
     """where run folders go"""
-    experts: str = "experts"
+    experts: str = str(env_utils.EXPERTS)
     """where the expert, its demonstrations and its card go, in a folder named after the task"""
     resume: str = ""
     """a run folder to go on with; its config.json takes the place of all other arguments"""
@@ -393,6 +393,17 @@ def update(batch: tuple[torch.Tensor, ...], nets: SimpleNamespace, args: Args) -
     return seen | seen_pi | {"policy_loss": loss_pi.detach()}
 
 
+def scaled_rewards(rewards: torch.Tensor, stats: RunningMeanStd, episode_length: int, args: Args) -> torch.Tensor:
+    """rewards [agents, batch]: standardised per agent, then divided by the episode length."""
+    return (stats.normalized(rewards) if args.normalize_rewards else rewards) / episode_length
+
+
+def set_learning_rates(nets: SimpleNamespace, step: int, args: Args) -> None:
+    factor = max(0.0, 1 - step / args.total_timesteps) if args.anneal_lr else 1.0
+    nets.policy_optimizer.param_groups[0]["lr"] = args.policy_lr * factor
+    nets.critic_optimizer.param_groups[0]["lr"] = args.critic_lr * factor
+
+
 # Around training
 
 
@@ -450,7 +461,8 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
 
 
 def check_args(args: Args) -> None:
-    counts = "num_envs buffer_size batch_size update_period updates_per_period eval_every log_every"
+    env_utils.check_common_args(args)
+    counts = "buffer_size batch_size update_period updates_per_period eval_every log_every"
     for name in counts.split():
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
@@ -458,14 +470,10 @@ def check_args(args: Args) -> None:
         raise UserError(f"--buffer-size {args.buffer_size} cannot hold a batch of {args.batch_size} transitions")
     if args.total_timesteps < 0 or 0 < args.total_timesteps <= args.batch_size:
         raise UserError(f"--total-timesteps must exceed --batch-size {args.batch_size}: learning starts there")
-    if args.hidden_size % args.attention_heads:
-        raise UserError(f"--attention-heads {args.attention_heads} must divide --hidden-size {args.hidden_size}")
     if min(args.eval_episodes, args.final_episodes) < 2:
         raise UserError("--eval-episodes and --final-episodes must be at least 2")
     if not 1 <= args.store_demos <= args.final_episodes:
         raise UserError(f"--store-demos must be from 1 to --final-episodes ({args.final_episodes})")
-    if args.cuda and not torch.cuda.is_available():
-        raise UserError("--cuda asked for, but torch finds no GPU")
 
 
 def main(args: Args) -> None:
@@ -473,7 +481,7 @@ def main(args: Args) -> None:
     if args.resume:
         run_folder = Path(args.resume)
         checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
-        args = Args(**json.loads((run_folder / "config.json").read_text())["args"])
+        args = env_utils.read_config(run_folder, Args)
     check_args(args)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)
@@ -485,13 +493,15 @@ def main(args: Args) -> None:
         path = Path(args.record_only)
         path = path / "policy.safetensors" if path.is_dir() else path
         policy = env_utils.load_policy(path, envs)
-        old_card = path.with_name("card.json")
-        training = json.loads(old_card.read_text()).get("training") if old_card.is_file() else None
+        beside = [path.with_name(name) for name in ("card.json", "summary.json") if path.with_name(name).is_file()]
+        training = json.loads(beside[0].read_text()).get("training") if beside else None
         record_expert(policy, envs, args, training)
         return
 
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent; MAAC attends to others and needs at least two")
+    if args.capture_video:
+        env_utils.require_can_draw(envs)
     env_utils.require_writable(Path(args.experts) / args.env_id)  # now, not after an hour of training
     if not args.total_timesteps:
         args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
@@ -499,7 +509,7 @@ def main(args: Args) -> None:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
     if args.track:
         env_utils.track(run_folder, asdict(args))
-    writer = SummaryWriter(str(run_folder), purge_step=checkpoint.get("step"))
+    writer = SummaryWriter(str(run_folder), purge_step=checkpoint["step"] + 1 if checkpoint else None)
 
     num_agents, widest_obs = len(envs.agents), int(envs.obs_sizes.max())
     nets = make_networks(envs.obs_sizes, envs.num_actions, args, device)
@@ -511,14 +521,15 @@ def main(args: Args) -> None:
 
     obs = torch.as_tensor(envs.reset(), device=device)
     episode_return, recent_returns = torch.zeros(args.num_envs, num_agents), []
-    step, best_score, kept_at_step, seconds_before = 0, -math.inf, 0, 0.0
+    step, best_score, kept_at_step, seconds_before, kept = 0, -math.inf, 0, 0.0, {}
     if checkpoint:
         for name, module in modules.items():
             module.load_state_dict(checkpoint[name])
         step, best_score, kept_at_step, seconds_before, recent_returns = checkpoint["progress"]
-        episode_return = checkpoint["episode_return"]
+        episode_return, kept = checkpoint["episode_return"], checkpoint["kept"]
+        env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)  # as it was then
         obs = torch.as_tensor(envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"])), device=device)
-        torch.set_rng_state(checkpoint["torch_rng"])
+        env_utils.set_rng_state(checkpoint["rng"])
 
     first_step, started = step, time.time()
     last_saved = started
@@ -546,16 +557,12 @@ def main(args: Args) -> None:
 
         # Learn
         rounds = step // args.update_period - previous // args.update_period
-        if args.anneal_lr:
-            for optimizer, lr in ((nets.policy_optimizer, args.policy_lr), (nets.critic_optimizer, args.critic_lr)):
-                optimizer.param_groups[0]["lr"] = lr * max(0.0, 1 - step / args.total_timesteps)
+        set_learning_rates(nets, step, args)
         seen = {}
         for _ in range(rounds * args.updates_per_period if len(buffer) >= args.batch_size else 0):
             b_obs, b_next_obs, b_actions, b_rewards, b_terminated = buffer.sample(args.batch_size)
             b_obs, b_next_obs = (obs_stats.normalized(x).clamp_(-10, 10) for x in (b_obs, b_next_obs))
-            if args.normalize_rewards:
-                b_rewards = reward_stats.normalized(b_rewards)
-            b_rewards = b_rewards / envs.episode_length
+            b_rewards = scaled_rewards(b_rewards, reward_stats, envs.episode_length, args)
             seen = update((b_obs, b_next_obs, b_actions, b_rewards, b_terminated), nets, args)
 
         # Log
@@ -589,8 +596,8 @@ def main(args: Args) -> None:
             for agent, value in [*zip(envs.agents, scores), ("mean", scores.mean())]:
                 writer.add_scalar(f"eval/greedy_return-{agent}", value, step)
             if scores.mean() > best_score or not keep_best:
-                best_score, kept_at_step = float(scores.mean()), step
-                env_utils.save_policy(run_folder / "policy.safetensors", tensors, args.env_id, envs)
+                best_score, kept_at_step, kept = float(scores.mean()), step, tensors
+                env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)
             if finished or time.time() - last_saved > args.save_every:
                 last_saved = time.time()
                 seconds = seconds_before + last_saved - started
@@ -600,9 +607,10 @@ def main(args: Args) -> None:
                     | {
                         "progress": (step, best_score, kept_at_step, seconds, recent_returns),
                         "step": step,
+                        "kept": kept,
                         "episode_return": episode_return,
                         "env_state": env_utils.for_checkpoint(envs.get_state()),
-                        "torch_rng": torch.get_rng_state(),
+                        "rng": env_utils.rng_state(),
                     },
                 )
     progress.close()
@@ -620,10 +628,11 @@ def main(args: Args) -> None:
         "seconds": round(seconds_before + time.time() - started),
     }
     scores = record_expert(policy, envs, args, training)
-    env_utils.write_json(run_folder / "summary.json", {"env_id": args.env_id, "scores": scores, "training": training})
     if args.capture_video:
         env_utils.write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
         print(f"video: {run_folder}/video.mp4")
+    # Last: its presence means that the run ended well.
+    env_utils.write_json(run_folder / "summary.json", {"env_id": args.env_id, "scores": scores, "training": training})
 
 
 if __name__ == "__main__":

@@ -81,6 +81,11 @@ def test_episodes_of_unequal_length_are_joined_with_padding(demos):
         ({"metadata": np.array("no json")}, "metadata must be JSON"),
         ({"metadata": np.array('{"format_version": 9, "env_id": "x", "agents": []}')}, "format version 9"),
         ({"obs_speaker_0": None}, "obs_speaker_0"),
+        ({"metadata": np.array('{"format_version": 1, "env_id": "x", "agents": 5}')}, "name the agents in a list"),
+        ({"metadata": np.array('{"format_version": 1, "env_id": "x", "agents": []}')}, "name the agents in a list"),
+        ({"rewards": np.zeros((6, 25, 2), complex)}, "rewards must be real numbers, found complex128"),
+        ({"obs_speaker_0": np.full((6, 26, 3), "a")}, "obs_speaker_0 must be real numbers"),
+        ({"obs_speaker_0": np.full((6, 26, 3), 1e300)}, "obs_speaker_0 contains NaN or infinity"),
         ({"actions": np.zeros((6, 25, 3), int)}, r"actions must have shape \(6, 25, 2\), found \(6, 25, 3\)"),
         ({"actions": np.zeros((6, 25, 2))}, "actions must be integers"),
         ({"actions": np.full((6, 25, 2), -1)}, "must not be negative"),
@@ -100,8 +105,16 @@ def test_a_wrong_file_is_refused_with_what_is_wrong(path, envs, changes, complai
 
 
 def test_files_of_another_task_truncated_foreign_or_missing_are_refused(path, tmp_path, envs):
-    with pytest.raises(UserError, match="another task: expected agents .*agent_2.*found .*speaker_0"):
+    with pytest.raises(
+        UserError, match="another task: expected cooperative_navigation, found cooperative_communication"
+    ):
         load_demos(path, envs=make_envs("cooperative_navigation", 1))
+    with pytest.raises(UserError, match="another task"):  # the same agents and sizes, but other directions
+        load_demos(path, envs=make_envs("simple_speaker_listener", 1))
+    with pytest.raises(UserError, match="it is a folder"):
+        load_demos(tmp_path)
+    with pytest.raises(UserError, match="whole number"):
+        load_demos(path, n_demos=2.5)
     with pytest.raises(UserError, match="7 demonstrations asked for, but .* holds 6"):
         load_demos(path, n_demos=7)
     with pytest.raises(UserError, match="at least 1"):
@@ -111,6 +124,10 @@ def test_files_of_another_task_truncated_foreign_or_missing_are_refused(path, tm
     with pytest.raises(UserError, match="python train_expert_maac.py --env-id simple_crypto"):
         load_demos("simple_crypto")
     path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match="not a readable .npz"):
+        load_demos(path)
+    with open(path, "wb") as file:
+        np.save(file, np.zeros(3))  # one array, not an archive
     with pytest.raises(UserError, match="not a readable .npz"):
         load_demos(path)
     path.write_bytes(b"something else")
@@ -165,11 +182,35 @@ def test_a_policy_that_does_not_fit_or_is_no_policy_is_refused(tmp_path, envs):
     with pytest.raises(UserError, match="no policy at"):
         load_policy(path)
     env_utils.save_policy(path, policy_tensors(envs), TASK, envs)
-    with pytest.raises(UserError, match="does not fit the task: expected agents"):
+    with pytest.raises(UserError, match="another task: expected simple_tag, found cooperative_communication"):
         load_policy(path, make_envs("simple_tag", 1))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="not a readable policy"):
         load_policy(path)
+
+
+def test_ids_of_the_same_task():
+    assert env_utils.same_task("simple_tag", "mpe2.simple_tag_v3")
+    assert not env_utils.same_task("simple_tag", "simple_spread")
+
+
+def test_run_folders_of_the_same_second_differ(tmp_path):
+    folders = {env_utils.make_run_folder(tmp_path, "task", "name", 1, {}) for _ in range(5)}
+    assert len(folders) == 5
+    assert all((folder / "config.json").is_file() for folder in folders)
+
+
+def test_scores_of_a_file_do_not_depend_on_how_many_of_its_episodes_are_used(path, demos):
+    expert, random = env_utils.reference_scores(TASK, str(path))
+    np.testing.assert_allclose(expert, demos.returns().mean(0), rtol=1e-6)
+    assert np.abs(random + 57).max() < 5
+
+
+def test_require_writable_leaves_nothing(tmp_path):
+    env_utils.require_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="cannot write"):
+        env_utils.require_writable("/proc/nowhere")
 
 
 def test_equal_policies_are_equal_files(tmp_path, envs):

@@ -1,5 +1,7 @@
 """MA-DAAC: discriminator, rewards and buffer against plain formulas, and the script end to end."""
 
+import copy
+import inspect
 import json
 import os
 import runpy
@@ -15,6 +17,7 @@ import torch
 
 import env_utils
 import madaac_discrete as madaac
+import train_expert_maac as maac
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (np.array([4, 7, 3]), np.array([5, 3, 2]))
@@ -173,6 +176,110 @@ def test_no_gradient_crosses_where_it_must_not(monkeypatch):
     assert all(parameter.grad.abs().sum() > 0 for parameter in nets.discriminators.g.parameters())
 
 
+SHARED = [
+    "StackedLinear",
+    "Policies",
+    "AttentionCritic",
+    "sample",
+    "taken",
+    "policy_loss",
+    "clip_each_agent",
+    "move_target",
+]
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_both_scripts_have_is_the_same(name):
+    """test_train_expert_maac.py holds these to plain loops; the copies here must not drift from them."""
+    assert inspect.getsource(getattr(madaac, name)) == inspect.getsource(getattr(maac, name))
+
+
+@pytest.mark.parametrize("entropy_in_target", [True, False])
+def test_critic_loss_equals_the_formula(entropy_in_target):
+    args = small_args(alpha=0.3, gamma=0.9, regularization=0.05, entropy_in_target=entropy_in_target)
+    torch.manual_seed(1)
+    nets = madaac.make_networks(*SIZES, args)
+    obs, next_obs, actions, rewards, _ = random_batch()
+    terminated = (torch.arange(6) % 3 == 0).float()
+    torch.manual_seed(5)
+    batch = (obs, next_obs, actions, rewards, terminated)
+    loss, _ = madaac.critic_loss(batch, nets.critic, nets.target_critic, nets.target_policies, args)
+    torch.manual_seed(5)
+    log_probs = nets.target_policies(next_obs)[1].detach()
+    next_actions = madaac.sample(log_probs)
+    next_q = nets.target_critic(next_obs, next_actions)[0].detach()
+    q, penalty, _ = (part.detach() for part in nets.critic(obs, actions))
+    expected = 0.05 * penalty.item()
+    for i in range(3):
+        for b in range(6):
+            a = next_actions[i, b]
+            target = rewards[i, b] + 0.9 * (1 - terminated[b]) * next_q[i, b, a]
+            target -= 0.3 * log_probs[i, b, a] if entropy_in_target else 0.0
+            error = abs(q[i, b, actions[i, b]] - target).item()
+            expected += (0.5 * error**2 if error < 1 else error - 0.5) / 6
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_update_scales_shared_gradients_and_moves_targets_by_their_rates():
+    args = small_args(critic_tau=0.25, policy_tau=0.5, critic_max_grad_norm=1e9, debug_true_reward=True)
+    torch.manual_seed(0)
+    nets = madaac.make_networks(*SIZES, args)
+    before, learner = copy.deepcopy(nets), random_batch(1)
+    torch.manual_seed(9)
+    madaac.update(learner, random_batch(2)[:3], nets, args, 25)
+    torch.manual_seed(9)
+    batch = (*learner[:3], learner[3] / 25, learner[4])
+    madaac.critic_loss(batch, before.critic, before.target_critic, before.target_policies, args)[0].backward()
+    shared = {id(parameter) for parameter in nets.critic.shared_parameters()}
+    for new, old in zip(nets.critic.parameters(), before.critic.parameters()):
+        torch.testing.assert_close(new.grad * (3 if id(new) in shared else 1), old.grad, atol=1e-6, rtol=1e-4)
+    for name, tau in (("critic", 0.25), ("policies", 0.5)):
+        moved = [getattr(nets, f"target_{name}"), getattr(before, f"target_{name}"), getattr(nets, name)]
+        for target, old, online in zip(*(module.parameters() for module in moved)):
+            torch.testing.assert_close(target, (1 - tau) * old + tau * online)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_log_pi_of_the_discriminator_is_from_before_or_after_the_policy_step(before, monkeypatch):
+    args = small_args(log_prob_before_policy_step=before, policy_lr=0.1)
+    torch.manual_seed(0)
+    nets = madaac.make_networks(*SIZES, args)
+    old_policies, disc = copy.deepcopy(nets.policies), copy.deepcopy(nets.discriminators)
+    logits, plain = [], madaac.discriminator_loss
+
+    def spy(given, *rest):
+        logits.append(given.detach())
+        return plain(given, *rest)
+
+    monkeypatch.setattr(madaac, "discriminator_loss", spy)
+    learner, expert = random_batch(1), random_batch(2)[:3]
+    madaac.update(learner, expert, nets, args, 25)
+    obs, next_obs, actions = (torch.cat([learner[k], expert[k]], 1) for k in range(3))
+    policies = old_policies if before else nets.policies
+    with torch.no_grad():
+        expected = disc(obs, actions, next_obs) - madaac.taken(policies(obs)[1], actions)
+    torch.testing.assert_close(logits[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_interruption_ends_episodes_in_the_buffer():
+    buffer = madaac.ReplayBuffer(100, 2, 1, 1)
+    for t in range(3):
+        values = np.full((2, 1, 1), float(t), dtype=np.float32)
+        none = np.zeros(2, dtype=bool)
+        buffer.add(values, np.zeros((2, 1)), np.zeros((2, 1)), none, none, values + 1, values + 1)
+    buffer.cut(torch.full((2, 1, 1), 3.0))
+    fresh = np.full((2, 1, 1), 50.0, dtype=np.float32)
+    buffer.add(fresh, np.zeros((2, 1)), np.zeros((2, 1)), none, none, fresh + 1, fresh + 1)
+    obs, next_obs, *_ = buffer.sample(200)
+    assert torch.equal(next_obs, obs + 1)
+
+
+def test_a_checkpoint_of_the_buffer_holds_only_what_was_written(tmp_path):
+    buffer = madaac.ReplayBuffer(100_000, 10, 3, 16)
+    torch.save(buffer.state_dict(), tmp_path / "buffer.pt")
+    assert (tmp_path / "buffer.pt").stat().st_size < 50_000
+
+
 def test_log_pi_is_clamped():
     nets = madaac.make_networks(*SIZES, small_args(log_prob_min=-2.0))
     with torch.no_grad():
@@ -329,7 +436,9 @@ def test_it_imitates(tmp_path, demos_file, kind):
         (["--demos", "nothing.npz"], "no such file"),
         (["--demos", "MINE", "--n-demos", "61"], "61 demonstrations asked for"),
         (["--demos", "MINE", "--n-demos", "0"], "--n-demos must be at least 1"),
-        (["--demos", "MINE", "--env-id", "simple_tag"], "another task"),
+        (["--demos", "MINE", "--env-id", "simple_speaker_listener"], "another task"),
+        (["--demos", "a_folder"], "no demonstrations at a_folder"),
+        (["--demos", "MINE", "--total-timesteps", "2000"], "at least one episode"),
         (["--demos", "MINE", "--learning-starts", "2000000"], "--learning-starts"),
         (["--demos", "MINE", "--attention-heads", "3"], "--attention-heads"),
         (["--resume", "nowhere"], "nothing to resume"),

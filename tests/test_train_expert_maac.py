@@ -233,6 +233,26 @@ def test_one_batch_can_be_overfitted():
     assert losses[-1] < 0.02 * losses[0]
 
 
+def test_rewards_are_standardised_and_divided_by_the_episode_length():
+    stats = maac.RunningMeanStd(2)
+    data = torch.randn(5000, 2) * torch.tensor([3.0, 0.1]) + torch.tensor([7.0, -2.0])
+    stats.update(data)
+    scaled = maac.scaled_rewards(data.T, stats, 25, maac.Args())
+    torch.testing.assert_close(scaled.mean(1), torch.zeros(2), atol=1e-4, rtol=0)
+    torch.testing.assert_close(scaled.std(1), torch.full((2,), 1 / 25), atol=1e-4, rtol=0)
+    plain = maac.scaled_rewards(data.T, stats, 25, maac.Args(normalize_rewards=False))
+    torch.testing.assert_close(plain, data.T / 25)
+
+
+def test_learning_rates_fall_only_when_asked():
+    for anneal, expected in ((False, 1e-3), (True, 0.25e-3)):
+        args = maac.Args(hidden_size=16, anneal_lr=anneal, total_timesteps=1000)
+        nets = maac.make_networks(*TWO, args)
+        maac.set_learning_rates(nets, 750, args)
+        assert nets.policy_optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+        assert nets.critic_optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
 # Sampling and data
 
 
@@ -347,12 +367,16 @@ def test_end_to_end_writes_everything(finished):
     policy = env_utils.load_policy(expert / "policy.safetensors", envs)
     obs, actions, _ = demos.transitions()
     assert np.array_equal(policy.greedy(obs), actions)
-    # It was trained: the learning rate and the normaliser moved, and losses were logged past the first update.
+    # Losses were logged past the first update, and the policy that was kept is the best of the evaluations.
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_folder))
     events.Reload()
     assert len(events.Scalars("losses/critic")) >= 5
+    evaluations = {point.step: point.value for point in events.Scalars("eval/greedy_return-mean")}
+    assert len(evaluations) == 6
+    assert card["training"]["kept"] == "best"
+    assert card["training"]["kept_at_step"] == max(evaluations, key=evaluations.get)
     assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
 
 
@@ -385,6 +409,16 @@ def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
     assert (run_folder / "summary.json").exists()
 
 
+def test_a_damaged_config_is_told(finished, tmp_path):
+    _, run_folder, _ = finished
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.pt").write_bytes((run_folder / "checkpoint.pt").read_bytes())
+    for content in ("{", "{}", '{"args": {"no_such_flag": 1}}'):
+        (tmp_path / "run" / "config.json").write_text(content)
+        with pytest.raises(env_utils.UserError, match="not a config of this script"):
+            maac.main(maac.Args(resume=str(tmp_path / "run")))
+
+
 def test_record_only_gives_the_same_demonstrations(finished, tmp_path):
     folder, _, _ = finished
     expert = folder / "experts" / "cooperative_communication"
@@ -402,7 +436,7 @@ def test_unequal_agents_and_a_pettingzoo_task_run(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    """600 small updates must leave random play behind; a flipped sign or a lost gradient cannot."""
+    """1,600 small updates must leave random play behind; a flipped sign or a lost gradient cannot."""
     changes = {"total-timesteps": 80_000, "eval-every": 40_000, "hidden-size": 64, "batch-size": 256, "alpha": 0.003}
     run(*small(tmp_path, **changes), "--updates-per-period", 2)
     scores = json.loads((tmp_path / "experts/cooperative_communication/card.json").read_text())["scores"]
@@ -428,6 +462,13 @@ def test_it_learns(tmp_path):
         (["--runs", "/proc/nowhere", "--experts", "e"], "cannot write"),
         (["--experts", "/proc/nowhere"], "cannot write"),
         (["--env-id", "simple"], "needs at least two"),
+        (["--seed", "-1"], "--seed must be at least 0"),
+        (["--attention-heads", "0"], "--attention-heads must be at least 1"),
+        (["--torch-threads", "-1"], "--torch-threads"),
+        (["--policy-lr", "-1"], "--policy-lr must be above 0"),
+        (["--critic-tau", "2"], "--critic-tau must be from 0 to 1"),
+        (["--exp-name", "a/b"], "--exp-name"),
+        (["--env-id", "simple_crypto", "--capture-video"], "--capture-video"),
     ],
 )
 def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
@@ -441,7 +482,7 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
     assert complaint in lines[0]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "something was written"
+    assert not list(tmp_path.iterdir()), "something was written"
 
 
 def test_a_mistake_gives_no_traceback_at_the_command_line(tmp_path):
