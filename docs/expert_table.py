@@ -1,0 +1,57 @@
+"""The README's table of shipped experts, from their cards: python docs/expert_table.py"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import train_expert_maac
+from env_utils import EXPERTS
+from particle_envs import TASK_IDS
+
+# Jeon et al. 2020, appendix: 500 episodes of their experts.
+PAPER = {
+    "keep_away": "44.4 / −9.7",
+    "cooperative_communication": "−15.3",
+    "cooperative_navigation": "−77.1",
+    "rover_tower_8": "127.5",
+    "rover_tower_12": "126.3",
+    "rover_tower_16": "123.9",
+}
+NOT_PART_OF_A_COMMAND = {"exp_name", "env_id", "torch_threads", "save_every", "total_timesteps"}
+
+
+def scores(task: str, by_agent: dict[str, dict]) -> str:
+    """One number where all agents are paid alike, the mean over agents for rover_tower, else one a role."""
+    cells = [f"{score['mean']:.1f} ± {score['interval_95']:.1f}" for score in by_agent.values()]
+    if task.startswith("rover_tower"):
+        mean = sum(score["mean"] for score in by_agent.values()) / len(by_agent)
+        return f"{mean:.1f} (mean of {len(by_agent)} agents)".replace("-", "−")
+    return " / ".join(dict.fromkeys(cells)).replace("-", "−")
+
+
+def command(card: dict) -> str:
+    training = card["training"]
+    defaults = dataclasses.asdict(train_expert_maac.Args())
+    words = [f"--env-id {card['env_id']}"]
+    paper_steps = (100_000 if card["env_id"].startswith("rover_tower") else 50_000) * 25
+    if training["steps"] != paper_steps:
+        words.append(f"--total-timesteps {training['steps']}")
+    for name, value in training["args"].items():
+        if name in defaults and name not in NOT_PART_OF_A_COMMAND and value != defaults[name]:
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag} {value}")
+    return f"`{' '.join(words)}`"
+
+
+print("| task | expert | the paper's expert | random | episodes | arguments of `train_expert_maac.py` |")
+print("|---|---:|---:|---:|---:|---|")
+for task in TASK_IDS:
+    path = EXPERTS / task / "card.json"
+    if path.is_file():
+        card = json.loads(path.read_text())
+        by = card["scores"]
+        expert, random = scores(task, by["expert"]), scores(task, by["random"])
+        episodes = f"{card['training']['steps'] // 25:,}"
+        print(f"| `{task}` | {expert} | {PAPER.get(task, '')} | {random} | {episodes} | {command(card)} |")
