@@ -3,6 +3,7 @@
 Then `play_episodes`, which plays any of them, and wrong input.
 """
 
+import json
 import sys
 import types
 
@@ -189,8 +190,15 @@ def test_a_resumed_run_gets_fresh_episodes(module):
     envs = make_envs(module(Odd), 3, seed=0)
     envs.reset()
     envs.step(np.zeros((3, 2), dtype=int))
-    assert envs.get_state() == {}
-    assert (envs.set_state({})[:, 0, 1] == 0).all()
+    state = envs.get_state()
+    fresh = envs.set_state(state)
+    assert (fresh[:, 0, 1] == 0).all()
+    # It goes on with the seeds that were to come, not with those of the run's first episodes.
+    again = make_envs(envs.env_id, 3, seed=0)
+    assert json.loads(state["rng"]) != again.rng.bit_generator.state
+    again.reset()
+    assert json.loads(state["rng"]) == again.rng.bit_generator.state
+    assert np.array_equal(again.reset(), fresh)
 
 
 def test_returned_observations_are_not_written_to_later(module):
