@@ -20,6 +20,7 @@ import os
 import pkgutil
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -368,7 +369,7 @@ def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # NumPy and zipfile raise many kinds for foreign or damaged files
-        raise UserError(f"{path} is not a readable .npz of demonstrations ({type(error).__name__}: {error})") from None
+        raise UserError(f"{path} is not a readable .npz of demonstrations ({type(error).__name__})") from None
     demos = _demos_from_arrays(path, arrays)
     if envs is not None:
         _require_fit(path, demos, envs)
@@ -704,6 +705,22 @@ def check_common_args(args) -> None:
         raise UserError("--cuda asked for, but torch finds no GPU")
     if args.track:
         require_wandb()
+
+
+class Interrupt:
+    """Ctrl-C asks a training loop to save and stop after its current step; a second one stops it at once."""
+
+    def __init__(self):
+        self.requested = False
+        signal.signal(signal.SIGINT, self._request)
+
+    def _request(self, *_) -> None:
+        self.requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def stop(self, script: str, run_folder: Path, step: int) -> None:
+        print(f"\nstopped at step {step}; go on with: python {script} --resume {run_folder}", file=sys.stderr)
+        sys.exit(130)
 
 
 def require_can_draw(envs) -> None:

@@ -601,6 +601,8 @@ def main(args: Args) -> None:
             episode_return[:] = 0.0
         env_utils.set_rng_state(checkpoint["rng"])
 
+    print(f"run folder: {run_folder}")
+    interrupt = env_utils.Interrupt()
     first_step, started = step, time.time()
     last_saved = started
     progress = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, desc=args.env_id)
@@ -661,7 +663,7 @@ def main(args: Args) -> None:
             progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on expert/learner {accuracy}")
 
         finished = step >= args.total_timesteps
-        if finished or time.time() - last_saved > args.save_every:
+        if finished or interrupt.requested or time.time() - last_saved > args.save_every:
             last_saved = time.time()
             state = {
                 "progress": (step, seconds_before + last_saved - started, recent_returns),
@@ -673,6 +675,8 @@ def main(args: Args) -> None:
             }
             state |= {name: module.state_dict() for name, module in modules.items()}
             env_utils.save_checkpoint(run_folder / "checkpoint.pt", state)
+            if interrupt.requested and not finished:
+                interrupt.stop("madaac_discrete.py", run_folder, step)
     progress.close()
 
     # What was learned: policies, rewards, scores.

@@ -762,7 +762,7 @@ class ParticleParallelEnv(ParallelEnv):
 
     def step(self, actions: dict[str, int]):
         if not self.agents:
-            raise TaskError("the episode has ended: call reset() before step()")
+            raise TaskError("the episode has ended, or never began: call reset() before step()")
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise TaskError(f"no action for {', '.join(missing)}")

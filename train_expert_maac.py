@@ -56,7 +56,7 @@ class Args:
     """skip training: evaluate and record this policy.safetensors (or the folder that has one)"""
 
     save_every: int = 60
-    """seconds between checkpoints at the least; they are written right after evaluations"""
+    """seconds between checkpoints"""
 
     # Task
     env_id: str = "cooperative_navigation"
@@ -456,6 +456,8 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
     for agent in envs.agents:
         cells = [f"{scores[who][agent]['mean']:.2f} ± {scores[who][agent]['interval_95']:.2f}" for who in scores]
         print(f"{agent:<16}{cells[0]:>20}{cells[1]:>20}")
+    if (returns.mean(0) <= random_returns.mean(0)).all():
+        print("warning: no agent of this expert scores better than random play; NSS against it means nothing")
     print(f"written: {folder}/policy.safetensors, demos.npz ({args.store_demos} episodes), card.json")
     return scores
 
@@ -527,10 +529,13 @@ def main(args: Args) -> None:
             module.load_state_dict(checkpoint[name])
         step, best_score, kept_at_step, seconds_before, recent_returns = checkpoint["progress"]
         episode_return, kept = checkpoint["episode_return"], checkpoint["kept"]
-        env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)  # as it was then
+        if kept:  # the file may be newer than the checkpoint
+            env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)
         obs = torch.as_tensor(envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"])), device=device)
         env_utils.set_rng_state(checkpoint["rng"])
 
+    print(f"run folder: {run_folder}")
+    interrupt = env_utils.Interrupt()
     first_step, started = step, time.time()
     last_saved = started
     progress = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, desc=args.env_id)
@@ -598,21 +603,23 @@ def main(args: Args) -> None:
             if scores.mean() > best_score or not keep_best:
                 best_score, kept_at_step, kept = float(scores.mean()), step, tensors
                 env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)
-            if finished or time.time() - last_saved > args.save_every:
-                last_saved = time.time()
-                seconds = seconds_before + last_saved - started
-                env_utils.save_checkpoint(
-                    run_folder / "checkpoint.pt",
-                    {name: module.state_dict() for name, module in modules.items()}
-                    | {
-                        "progress": (step, best_score, kept_at_step, seconds, recent_returns),
-                        "step": step,
-                        "kept": kept,
-                        "episode_return": episode_return,
-                        "env_state": env_utils.for_checkpoint(envs.get_state()),
-                        "rng": env_utils.rng_state(),
-                    },
-                )
+        if finished or interrupt.requested or time.time() - last_saved > args.save_every:
+            last_saved = time.time()
+            seconds = seconds_before + last_saved - started
+            env_utils.save_checkpoint(
+                run_folder / "checkpoint.pt",
+                {name: module.state_dict() for name, module in modules.items()}
+                | {
+                    "progress": (step, best_score, kept_at_step, seconds, recent_returns),
+                    "step": step,
+                    "kept": kept,
+                    "episode_return": episode_return,
+                    "env_state": env_utils.for_checkpoint(envs.get_state()),
+                    "rng": env_utils.rng_state(),
+                },
+            )
+            if interrupt.requested and not finished:
+                interrupt.stop("train_expert_maac.py", run_folder, step)
     progress.close()
     writer.close()
 

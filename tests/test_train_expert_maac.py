@@ -409,6 +409,24 @@ def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
     assert (run_folder / "summary.json").exists()
 
 
+def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path):
+    command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, small(tmp_path))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for _ in range(1200):
+        time.sleep(0.05)
+        if list((tmp_path / "runs").glob("*/policy.safetensors")):  # past its first evaluation
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    run_folder = next((tmp_path / "runs").iterdir())
+    assert f"--resume {run_folder}" in errors
+    assert "Traceback" not in errors
+    run("--resume", run_folder)
+    name = "experts/cooperative_communication/policy.safetensors"
+    assert (finished[0] / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
 def test_a_damaged_config_is_told(finished, tmp_path):
     _, run_folder, _ = finished
     (tmp_path / "run").mkdir()
