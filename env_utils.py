@@ -40,6 +40,7 @@ from particle_envs import TASK_IDS, Canvas, ParticleTask, TaskError, is_task_id,
 ROOT = Path(__file__).resolve().parent
 EXPERTS = ROOT / "experts"
 FORMAT_VERSION = 1
+EVALUATION_SEED = 40_000_003  # of the episodes that judge a run: far from the seeds of training
 
 
 class UserError(Exception):
@@ -688,17 +689,24 @@ def read_config(run_folder: Path, args_class: type):
 
 def check_common_args(args) -> None:
     """What the arguments of all training scripts have to satisfy."""
-    for name, least in (("seed", 0), ("torch_threads", 0), ("hidden_size", 1), ("attention_heads", 1), ("num_envs", 1)):
-        if getattr(args, name) < least:
+    at_least = {"seed": 0, "torch_threads": 0, "eval_episodes": 2}
+    at_least |= dict.fromkeys(("num_envs", "num_steps", "hidden_size", "attention_heads", "n_demos", "log_every"), 1)
+    at_least |= dict.fromkeys(
+        ("buffer_size", "batch_size", "learning_starts", "update_period", "updates_per_period"), 1
+    )
+    for name, least in at_least.items():
+        if getattr(args, name, least) < least:
             raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
-    for name in ("policy_lr", "critic_lr"):
-        if not getattr(args, name) > 0:
+    for name in ("policy_lr", "critic_lr", "disc_lr"):
+        if not getattr(args, name, 1) > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name)}")
-    for name in ("gamma", "policy_tau", "critic_tau"):
-        if not 0 <= getattr(args, name) <= 1:
+    for name in ("gamma", "policy_tau", "critic_tau", "gae_lambda"):
+        if not 0 <= getattr(args, name, 0) <= 1:
             raise UserError(f"--{name.replace('_', '-')} must be from 0 to 1, got {getattr(args, name)}")
-    if args.hidden_size % args.attention_heads:
+    if args.hidden_size % getattr(args, "attention_heads", 1):
         raise UserError(f"--attention-heads {args.attention_heads} must divide --hidden-size {args.hidden_size}")
+    if getattr(args, "disc_actions", False) and getattr(args, "no_disc_actions", False):
+        raise UserError("--disc-actions and --no-disc-actions exclude one another")
     if os.sep in args.exp_name:
         raise UserError(f"--exp-name is part of a folder's name and must not contain {os.sep!r}, got {args.exp_name!r}")
     if args.cuda and not torch.cuda.is_available():
@@ -721,6 +729,53 @@ class Interrupt:
     def stop(self, script: str, run_folder: Path, step: int) -> None:
         print(f"\nstopped at step {step}; go on with: python {script} --resume {run_folder}", file=sys.stderr)
         sys.exit(130)
+
+
+def report_run(run_folder: Path, script: str, args, envs, writer, scores: dict, training: dict) -> dict:
+    """The end of a training run: play its saved policy on fresh episodes, print a table, write summary.json last.
+
+    `scores` has the references of NSS, "expert" and "random" [agents]; `training` goes into the summary as it is.
+    """
+    policy = load_policy(run_folder / "policy.safetensors", envs)
+    expert, random = scores["expert"], scores["random"]
+    references = {name: dict(zip(envs.agents, values.tolist())) for name, values in scores.items()}
+    summary = {"script": script, "env_id": args.env_id, **training, **references}
+    columns = {"expert": [f"{value:.2f}" for value in expert], "random": [f"{value:.2f}" for value in random]}
+    for name, act in (("stochastic", policy.stochastic(args.seed)), ("greedy", policy.greedy)):
+        returns = play_episodes(args.env_id, act, args.eval_episodes, seed=EVALUATION_SEED + args.seed)[0]
+        mean, half_width = mean_and_interval(returns)
+        nss = normalized_score_similarity(mean, expert, random)
+        summary[name] = {
+            "nss": float(nss.mean()),
+            "scores": {
+                a: {"mean": float(m), "interval_95": float(h)} for a, m, h in zip(envs.agents, mean, half_width)
+            },
+            "nss_by_agent": dict(zip(envs.agents, nss.tolist())),
+        }
+        columns[name] = [f"{m:.2f} ± {h:.2f}" for m, h in zip(mean, half_width)]
+        writer.add_scalar(f"eval/nss_{name}", nss.mean(), training["steps"])
+    writer.close()
+    print("\n" + "".join(f"{title:>18}" for title in ("agent", *columns)))
+    for agent, cells in zip(envs.agents, zip(*columns.values())):
+        print("".join(f"{cell:>18}" for cell in (agent, *cells)))
+    nss = [f"{summary[name]['nss']:.3f}" for name in ("stochastic", "greedy")]
+    print("".join(f"{cell:>18}" for cell in ("NSS", "1", "0", *nss)))
+    if args.capture_video:
+        write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
+    write_json(run_folder / "summary.json", summary)
+    weights = ", ".join(sorted(path.name for path in run_folder.glob("*.safetensors")))
+    print(f"written: {run_folder} ({weights}, summary.json)")
+    print(f"next: tensorboard --logdir {run_folder}")
+    return summary
+
+
+def total_timesteps(args, envs) -> int:
+    """What --total-timesteps asks for; 0 is the paper's number of episodes."""
+    episodes = 100_000 if args.env_id.startswith("rover_tower") else 50_000
+    steps = args.total_timesteps or episodes * envs.episode_length
+    if steps < args.num_envs * envs.episode_length:
+        raise UserError(f"--total-timesteps must be at least one episode of all {args.num_envs} copies")
+    return steps
 
 
 def require_can_draw(envs) -> None:

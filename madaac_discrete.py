@@ -26,7 +26,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import env_utils
-from env_utils import UserError, load_demos, make_envs, mean_and_interval, play_episodes
+from env_utils import UserError, load_demos, make_envs
 
 
 @dataclass
@@ -110,8 +110,10 @@ class Args:
     # Discriminator
     discriminator: Literal["decentralized", "centralized"] = "decentralized"
     """decentralized: g_i(o_i, a_i), h_i(o_i), a network an agent; centralized: one network on all observations"""
-    disc_actions: bool | None = None
-    """whether g sees actions; default: yes if decentralized, no if centralized, as in the paper"""
+    disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """let g see actions; default: yes if decentralized, no if centralized, as in the paper"""
+    no_disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """keep actions from g"""
     disc_lr: float = 5e-4
     """Adam step size of the discriminators"""
     disc_entropy: float = 0.01
@@ -283,7 +285,7 @@ class Discriminators(nn.Module):
         super().__init__()
         self.gamma, self.widest_action = args.gamma, int(num_actions.max())
         self.decentralized = args.discriminator == "decentralized"
-        self.sees_actions = self.decentralized if args.disc_actions is None else args.disc_actions
+        self.sees_actions = (self.decentralized or args.disc_actions) and not args.no_disc_actions
         widest, hidden = int(obs_sizes.max()), args.hidden_size
         extra = self.widest_action if self.sees_actions else 0
         if self.decentralized:
@@ -537,14 +539,8 @@ def policy_tensors(policies: Policies) -> dict[str, torch.Tensor]:
 
 def check_args(args: Args) -> None:
     env_utils.check_common_args(args)
-    counts = "buffer_size batch_size learning_starts update_period updates_per_period log_every n_demos"
-    for name in counts.split():
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.buffer_size < args.num_envs:
         raise UserError(f"--buffer-size {args.buffer_size} cannot hold one step of {args.num_envs} copies")
-    if args.eval_episodes < 2:
-        raise UserError("--eval-episodes must be at least 2")
 
 
 def main(args: Args) -> None:
@@ -565,10 +561,7 @@ def main(args: Args) -> None:
         env_utils.require_can_draw(envs)
     demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
     expert_score, random_score = env_utils.reference_scores(args.env_id, args.demos)
-    if not args.total_timesteps:
-        args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
-    if args.total_timesteps < args.num_envs * envs.episode_length:
-        raise UserError(f"--total-timesteps must be at least one episode of all {args.num_envs} copies")
+    args.total_timesteps = env_utils.total_timesteps(args, envs)
     if args.learning_starts >= args.total_timesteps:
         raise UserError(
             f"--learning-starts {args.learning_starts} lies beyond the {args.total_timesteps} steps of the run"
@@ -685,42 +678,15 @@ def main(args: Args) -> None:
     header = {"gamma": args.gamma, "decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
     header |= {"hidden_size": args.hidden_size, "reward": "g"}
     env_utils.save_reward(run_folder / "reward.safetensors", disc.state_dict(), header, args.env_id, envs)
-    policy = env_utils.load_policy(run_folder / "policy.safetensors", envs)
     training_nss = env_utils.normalized_score_similarity(np.mean(recent_returns, 0), expert_score, random_score)
-    summary = {
-        "script": "madaac_discrete.py",
-        "env_id": args.env_id,
+    training = {
         "steps": step,
         "episodes": step // envs.episode_length,
         "seconds": round(seconds_before + time.time() - started),
         "nss_last_500_training_episodes": float(training_nss.mean()),
-        "expert": dict(zip(envs.agents, expert_score.tolist())),
-        "random": dict(zip(envs.agents, random_score.tolist())),
     }
-    print(f"\n{'agent':<16}{'expert':>10}{'random':>10}{'stochastic':>20}{'greedy':>20}")
-    columns = {}
-    for name, act in (("stochastic", policy.stochastic(args.seed)), ("greedy", policy.greedy)):
-        returns = play_episodes(args.env_id, act, args.eval_episodes, seed=40_000_003 + args.seed)[0]
-        mean, half_width = mean_and_interval(returns)
-        nss = env_utils.normalized_score_similarity(mean, expert_score, random_score)
-        scores = {a: {"mean": float(m), "interval_95": float(h)} for a, m, h in zip(envs.agents, mean, half_width)}
-        summary[name] = {
-            "nss": float(nss.mean()),
-            "scores": scores,
-            "nss_by_agent": dict(zip(envs.agents, nss.tolist())),
-        }
-        columns[name] = [f"{m:.2f} ± {h:.2f}" for m, h in zip(mean, half_width)]
-        writer.add_scalar(f"eval/nss_{name}", nss.mean(), step)
-    for i, agent in enumerate(envs.agents):
-        cells = f"{columns['stochastic'][i]:>20}{columns['greedy'][i]:>20}"
-        print(f"{agent:<16}{expert_score[i]:>10.2f}{random_score[i]:>10.2f}{cells}")
-    print(f"{'NSS':<36}{summary['stochastic']['nss']:>20.3f}{summary['greedy']['nss']:>20.3f}")
-    writer.close()
-    if args.capture_video:
-        env_utils.write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
-    env_utils.write_json(run_folder / "summary.json", summary)
-    print(f"written: {run_folder} (policy.safetensors, reward.safetensors, summary.json)")
-    print(f"next: tensorboard --logdir {run_folder}")
+    scores = {"expert": expert_score, "random": random_score}
+    env_utils.report_run(run_folder, "madaac_discrete.py", args, envs, writer, scores, training)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,8 @@ def test_decentralized_discriminators_do_not_influence_one_another():
 @pytest.mark.parametrize("sees", [None, True, False])
 def test_what_a_discriminator_sees(kind, sees):
     torch.manual_seed(0)
-    disc = madaac.make_networks(*SIZES, small_args(discriminator=kind, disc_actions=sees)).discriminators
+    args = small_args(discriminator=kind, disc_actions=sees is True, no_disc_actions=sees is False)
+    disc = madaac.make_networks(*SIZES, args).discriminators
     obs, next_obs, actions, _, _ = random_batch()
     before = disc(obs, actions, next_obs)
     changed = actions.clone()
@@ -447,6 +448,7 @@ def test_it_imitates(tmp_path, demos_file, kind):
         (["--demos", "MINE", "--total-timesteps", "2000"], "at least one episode"),
         (["--demos", "MINE", "--learning-starts", "2000000"], "--learning-starts"),
         (["--demos", "MINE", "--attention-heads", "3"], "--attention-heads"),
+        (["--demos", "MINE", "--disc-actions", "--no-disc-actions"], "exclude one another"),
         (["--resume", "nowhere"], "nothing to resume"),
     ],
 )
