@@ -4,6 +4,7 @@
 - `play_episodes`, `mean_and_interval`, `normalized_score_similarity`: scores
 - `save_demos`, `load_demos`, `expert_scores`, `random_scores`: demonstrations and the cards they come with
 - `save_policy`, `load_policy`: policies that any script can rebuild from the file alone
+- `learned_reward`, `learned_reward_env`: recovered rewards as functions of batches and as PettingZoo environments
 - `make_run_folder`, `write_json`, `save_checkpoint`, `load_checkpoint`: files that appear whole or not at all
 - `UserError`, `exit_on_user_error`: a mistake by the user ends in one line, not in a traceback
 """
@@ -32,10 +33,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
+from pettingzoo import ParallelEnv
+from pettingzoo.utils import BaseParallelWrapper
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 
-from particle_envs import TASK_IDS, Canvas, ParticleTask, TaskError, is_task_id, make_task, unknown_id_message
+from particle_envs import (
+    TASK_IDS,
+    Canvas,
+    ParticleTask,
+    TaskError,
+    is_task_id,
+    make_task,
+    parallel_env,
+    unknown_id_message,
+)
 
 ROOT = Path(__file__).resolve().parent
 EXPERTS = ROOT / "experts"
@@ -470,14 +482,26 @@ def random_scores(env_id: str) -> np.ndarray:
     return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
 
 
-def reference_scores(env_id: str, demos_path: str) -> tuple[np.ndarray, np.ndarray]:
+def reference_scores(env_id: str, demos_path: str = "") -> tuple[np.ndarray, np.ndarray]:
     """score_E and score_R of NSS: the card's; for a file without a card, its own mean and 500 random episodes."""
+    references = references_with_intervals(env_id, demos_path)
+    return references["expert"][0], references["random"][0]
+
+
+def references_with_intervals(env_id: str, demos_path: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and half widths of 95 % intervals, per agent, of "expert" and "random"."""
     if not demos_path:
-        return expert_scores(env_id), random_scores(env_id)
+        card = load_card(env_id)["scores"]
+        by_agent = {name: card[name].values() for name in ("expert", "random")}
+        return {
+            name: tuple(np.array([score[key] for score in scores]) for key in ("mean", "interval_95"))
+            for name, scores in by_agent.items()
+        }
     act = random_actions(make_envs(env_id, 1).num_actions, seed=20_000_003)
-    random = play_episodes(env_id, act, 500, seed=20_000_003)[0].mean(0)
+    random = play_episodes(env_id, act, 500, seed=20_000_003)[0]
     # All episodes of the file, however many of them are learned from.
-    return load_demos(Path(demos_path)).returns().mean(0), random
+    expert = load_demos(Path(demos_path)).returns()
+    return {"expert": mean_and_interval(expert), "random": mean_and_interval(random)}
 
 
 # Policies: stacked multilayer perceptrons, one an agent.
@@ -543,20 +567,20 @@ def _save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, en
         temporary.write_bytes(safetensors_bytes(tensors, {"header": json.dumps(header)}))
 
 
-def load_policy(path: Path, envs=None) -> SavedPolicy:
-    """Rebuild a policy from its file; with `envs`, it must fit that task."""
+def _load_tensors(path: Path, what: str, kinds: tuple[str, ...], envs) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors and header of a policy or reward file of the right kind; with `envs`, it must fit that task."""
     if not Path(path).is_file():
-        raise UserError(f"no policy at {path}")
+        raise UserError(f"no {what} at {path}")
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("header", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is not a readable policy file ({error})") from None
+        raise UserError(f"{path} is not a readable {what} file ({error})") from None
     if not isinstance(header, dict) or not {"agents", "obs_sizes", "num_actions", "env_id"} <= header.keys():
-        raise UserError(f"{path} is not a policy of format version {FORMAT_VERSION}: its header is incomplete")
-    if header.get("kind") != "stacked_mlp_policy" or header.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{path} is not a policy of format version {FORMAT_VERSION}")
+        raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}: its header is incomplete")
+    if header.get("kind") not in kinds or header.get("format_version") != FORMAT_VERSION:
+        raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
     if envs is not None:
         if not same_task(header["env_id"], envs.env_id):
             raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
@@ -564,7 +588,107 @@ def load_policy(path: Path, envs=None) -> SavedPolicy:
             expected = np.asarray(getattr(envs, name)).tolist()
             if header[name] != expected:
                 raise UserError(f"{path} does not fit the task: expected {name} {expected}, found {header[name]}")
-    return SavedPolicy(tensors, header)
+    return tensors, header
+
+
+def load_policy(path: Path, envs=None) -> SavedPolicy:
+    """Rebuild a policy from its file; with `envs`, it must fit that task."""
+    return SavedPolicy(*_load_tensors(path, "policy", ("stacked_mlp_policy",), envs))
+
+
+# Recovered rewards
+
+
+class LearnedReward:
+    """A recovered reward: g of MA-AIRL and MA-DAAC, log D (or another form) of MA-GAIL; nothing trains it further."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], header: dict):
+        self.header, self.agents, self.env_id = header, header["agents"], header["env_id"]
+        network = "g." if header["kind"] == "airl_reward" else "d."
+        parts = {name.removeprefix(network): part for name, part in tensors.items() if name.startswith(network)}
+        names = [f"layers.{k}" for k in range(3)] if header["decentralized"] else ["trunk.0", "trunk.2", "heads"]
+        try:
+            self.layers = [(parts[f"{name}.weight"], parts[f"{name}.bias"]) for name in names]
+        except KeyError as missing:
+            raise UserError(
+                f"the reward of {self.env_id} has no {missing}: its weights do not match its header"
+            ) from None
+        self.widest_action = max(header["num_actions"])
+
+    @torch.no_grad()
+    def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
+        """obs [B, agents, widest observation], actions [B, agents] -> rewards float32 [B, agents]."""
+        x, actions = torch.as_tensor(obs), torch.as_tensor(actions)
+        if self.header["sees_actions"]:
+            x = torch.cat([x, F.one_hot(actions.long(), self.widest_action).to(x.dtype)], -1)
+        x = x.transpose(0, 1) if self.header["decentralized"] else x.flatten(1)
+        for k, (weight, bias) in enumerate(self.layers):
+            x = torch.baddbmm(bias, x, weight) if self.header["decentralized"] else F.linear(x, weight, bias)
+            x = F.leaky_relu(x) if k + 1 < len(self.layers) else x
+        x = x[..., 0].T if self.header["decentralized"] else x
+        form = self.header["reward"]  # g and logit are the network's output itself
+        if form == "log_d":
+            x = -F.softplus(-x)
+        elif form == "softplus":
+            x = F.softplus(x)
+        elif form == "centered":
+            x = 2 * torch.sigmoid(x) - 1
+        return x.numpy()
+
+
+def learned_reward(run: str | Path, envs=None) -> LearnedReward:
+    """The reward that a run recovered, as a function of batches; with `envs`, it must fit that task."""
+    path = Path(run)
+    path = path / "reward.safetensors" if path.is_dir() else path
+    if not path.is_file():
+        if path.with_name("policy.safetensors").is_file() or path.with_name("config.json").is_file():
+            raise UserError(
+                f"{path.parent} has no reward.safetensors: an expert, or a run that has not ended, has none"
+            )
+        raise UserError(f"{path.parent} is not a run of madaac_discrete.py, mairl_mack.py or magail_mack.py")
+    return LearnedReward(*_load_tensors(path, "reward", ("airl_reward", "gail_reward"), envs))
+
+
+def learned_reward_env(run: str | Path, env: ParallelEnv | None = None) -> "LearnedRewardEnv":
+    """A PettingZoo parallel environment that pays a run's recovered reward; `env` defaults to the run's own task."""
+    reward = learned_reward(run)
+    if env is None:
+        envs = make_envs(reward.env_id, 1)
+        env = parallel_env(reward.env_id) if isinstance(envs, ParticleTask) else envs.envs[0]
+    return LearnedRewardEnv(env, reward)
+
+
+class LearnedRewardEnv(BaseParallelWrapper):
+    """Pays the recovered rewards; the task's own are in infos[agent]["true_reward"]."""
+
+    def __init__(self, env: ParallelEnv, reward: LearnedReward):
+        super().__init__(env)
+        if list(env.possible_agents) != list(reward.agents):
+            raise UserError(f"the reward is for agents {reward.agents}, the environment has {env.possible_agents}")
+        sizes = [int(np.prod(env.observation_space(agent).shape)) for agent in reward.agents]
+        if sizes != reward.header["obs_sizes"]:
+            raise UserError(
+                f"the reward is for observations of {reward.header['obs_sizes']}, the environment's: {sizes}"
+            )
+        self.reward, self._obs = reward, {}
+
+    def reset(self, seed: int | None = None, options: dict | None = None):
+        self._obs, infos = super().reset(seed=seed, options=options)
+        return self._obs, infos
+
+    def step(self, actions: dict):
+        agents, widest = self.reward.agents, max(self.reward.header["obs_sizes"])
+        before = np.zeros((1, len(agents), widest), dtype=np.float32)
+        for i, agent in enumerate(agents):
+            flat = np.asarray(self._obs[agent], dtype=np.float32).ravel()
+            before[0, i, : len(flat)] = flat
+        starts = [int(getattr(self.env.action_space(agent), "start", 0)) for agent in agents]
+        taken = np.array([[int(actions[agent]) - start for agent, start in zip(agents, starts)]])
+        self._obs, true_rewards, terminations, truncations, infos = super().step(actions)
+        learned = self.reward(before, taken)[0]
+        rewards = {agent: float(learned[agents.index(agent)]) for agent in true_rewards}
+        infos = {agent: {**infos.get(agent, {}), "true_reward": true_rewards[agent]} for agent in true_rewards}
+        return self._obs, rewards, terminations, truncations, infos
 
 
 # Files
@@ -761,7 +885,7 @@ def report_run(run_folder: Path, script: str, args, envs, writer, scores: dict, 
     nss = [f"{summary[name]['nss']:.3f}" for name in ("stochastic", "greedy")]
     print("".join(f"{cell:>18}" for cell in ("NSS", "1", "0", *nss)))
     if args.capture_video:
-        write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
+        write_video(run_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
     write_json(run_folder / "summary.json", summary)
     weights = ", ".join(sorted(path.name for path in run_folder.glob("*.safetensors")))
     print(f"written: {run_folder} ({weights}, summary.json)")
@@ -796,15 +920,21 @@ def track(run_folder: Path, config: dict) -> None:
     wandb.init(project="madaac", name=run_folder.name, config=config, sync_tensorboard=True, dir=run_folder)
 
 
-def write_video(path: Path, env_id: str, act: Callable, seed: int, episodes: int = 3) -> None:
-    """A video of a few episodes, one after the other."""
+def write_video(path: Path, env_id: str, players: dict[str, Callable], seed: int, episodes: int = 3) -> None:
+    """A video of a few episodes, one after the other; of several players side by side, from the same initial states."""
     import imageio.v2 as imageio
 
-    envs = make_envs(env_id, 1, seed)
-    canvas, frames, obs = Canvas(env_id), [], envs.reset()
-    for _ in range(episodes * envs.episode_length):
-        frames.append(canvas.draw(envs, 0))
-        obs = envs.step(act(obs))[0]
-    canvas.close()
+    views = []
+    for title, act in players.items():
+        envs = make_envs(env_id, 1, seed)
+        views.append([envs, Canvas(title), act, envs.reset()])
+    frames = []
+    for _ in range(episodes * views[0][0].episode_length):
+        frames.append(np.concatenate([canvas.draw(envs, 0) for envs, canvas, _, _ in views], axis=1))
+        for view in views:
+            envs, _, act, obs = view
+            view[3] = envs.step(act(obs))[0]
+    for _, canvas, _, _ in views:
+        canvas.close()
     with writing(path) as temporary:
         imageio.mimwrite(temporary, frames, fps=Canvas.fps, macro_block_size=4)

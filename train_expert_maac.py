@@ -636,7 +636,7 @@ def main(args: Args) -> None:
     }
     scores = record_expert(policy, envs, args, training)
     if args.capture_video:
-        env_utils.write_video(run_folder / "video.mp4", args.env_id, policy.greedy, args.seed)
+        env_utils.write_video(run_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
         print(f"video: {run_folder}/video.mp4")
     # Last: its presence means that the run ended well.
     env_utils.write_json(run_folder / "summary.json", {"env_id": args.env_id, "scores": scores, "training": training})

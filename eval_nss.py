@@ -1,0 +1,192 @@
+"""Scores and normalized score similarity (NSS) of any saved run or expert, docs/evaluation.md.
+
+    python eval_nss.py runs/cooperative_navigation__madaac_discrete__1__1700000000 experts/cooperative_navigation
+    python eval_nss.py --env-id keep_away --policy random
+
+NSS of an agent is (score - random score) / (expert's score - random score), the paper's is its mean over agents: 0 is
+random play, 1 the expert. A score is the task's own return of an episode; the learned reward plays no part in it.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+
+import env_utils
+from env_utils import UserError, load_policy, make_envs, mean_and_interval, play_episodes
+
+
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """run folders of any script, or folders like experts/<env_id>"""
+    episodes: int = 500
+    """fresh episodes a policy, stochastic and greedy each"""
+    seed: int = 0
+    """seed of the episodes; the same for every run, so that they start from the same states"""
+    policy: Literal["", "random", "expert"] = ""
+    """evaluate uniformly random play, or the shipped expert, of --env-id"""
+    env_id: str = ""
+    """the task of --policy"""
+    json: bool = False
+    """print JSON for machines instead of tables"""
+    video: str = ""
+    """write a video of expert and learner side by side, from the same initial states, to this .mp4 (one run)"""
+
+
+def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, str, list[str]]:
+    """The task, the policy, the run's own demonstrations file if any, and remarks."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give a run folder, or one like experts/<env_id>")
+    config, saved, checkpoint = (folder / name for name in ("config.json", "policy.safetensors", "checkpoint.pt"))
+    is_expert = (folder / "card.json").is_file() and not config.is_file()
+    if not config.is_file() and not is_expert:
+        raise UserError(f"{folder} is not a run: it has neither config.json nor card.json")
+    remarks = []
+    if not is_expert and not (folder / "summary.json").is_file():
+        remarks.append("this run was cut short: it has no summary.json")
+    demos = ""
+    if not is_expert:
+        try:
+            arguments = json.loads(config.read_text())["args"]
+            env_id, demos = arguments["env_id"], arguments.get("demos", "")
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UserError(f"{config} is not the config of a run ({error!r})") from None
+        envs = make_envs(env_id, 1)  # a task that is not installed is told here
+    if saved.is_file():
+        policy = load_policy(saved)
+        env_id = policy.header["env_id"] if is_expert else env_id
+        policy = load_policy(saved, make_envs(env_id, 1))
+    elif checkpoint.is_file():
+        state = env_utils.load_checkpoint(checkpoint)
+        remarks.append(f"evaluated: its last checkpoint, at step {state['step']}")
+        policy = policy_of_checkpoint(state["policies"], env_id, envs)
+    else:
+        raise UserError(f"{folder} has no policy yet, and no checkpoint to take one from")
+    return env_id, policy, demos, remarks
+
+
+def policy_of_checkpoint(state: dict[str, torch.Tensor], env_id: str, envs) -> env_utils.SavedPolicy:
+    """The stacked layers of any script's policies, as they would have been saved at its end."""
+    tensors = {}
+    for name, tensor in state.items():
+        *_, number, part = name.split(".")  # layers.0.weight, mlp.layers.0.weight
+        tensors[f"{part}_{number}"] = tensor
+    names = ("agents", "obs_sizes", "num_actions")
+    header = {"env_id": env_id, **{name: np.asarray(getattr(envs, name)).tolist() for name in names}}
+    return env_utils.SavedPolicy(tensors, header)
+
+
+def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
+    """NSS per agent and of their mean, with half widths of 95 % intervals; returns [episodes, agents].
+
+    The scores of learner, expert and random play all have errors. To first order, with d = E - R, those of NSS are
+    A's / d, NSS E's / d and (1 - NSS) R's / d. Agents of one episode are not independent: the learner's part of the
+    mean's error is taken over episodes' means, the references' parts are added up over agents, which is the most
+    they can be.
+    """
+    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
+    gap = expert - random
+    by_episode = (returns - random) / gap
+    nss, learner_half = mean_and_interval(by_episode)
+    reference_half = np.hypot(nss * expert_half, (1 - nss) * random_half) / np.abs(gap)
+    mean, mean_half = mean_and_interval(by_episode.mean(1, keepdims=True))
+    return {
+        "nss": nss,
+        "interval": np.hypot(learner_half, reference_half),
+        "mean": float(mean[0]),
+        "mean_interval": float(np.hypot(mean_half[0], reference_half.mean())),
+    }
+
+
+def too_close(agents: list[str], references: dict) -> list[str]:
+    """Agents whose expert hardly differs from random play: their NSS divides by next to nothing."""
+    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
+    close = np.abs(expert - random) < 3 * np.hypot(expert_half, random_half)
+    return [agent for agent, is_close in zip(agents, close) if is_close]
+
+
+def evaluate(env_id: str, players: dict, demos: str, args: Args) -> dict:
+    """Scores and NSS of each player, a name and a policy for `play_episodes`."""
+    references = env_utils.references_with_intervals(env_id, demos)
+    agents = list(make_envs(env_id, 1).agents)
+    found = {"env_id": env_id, "episodes": args.episodes, "agents": agents, "too_close": too_close(agents, references)}
+    for name, (mean, half) in references.items():
+        found[name] = {"score": mean.tolist(), "interval_95": half.tolist()}
+    for name, act in players.items():
+        returns = play_episodes(env_id, act, args.episodes, seed=env_utils.EVALUATION_SEED + args.seed)[0]
+        mean, half = mean_and_interval(returns)
+        nss = nss_with_interval(returns, references)
+        found[name] = {
+            "score": mean.tolist(),
+            "interval_95": half.tolist(),
+            "nss": nss["nss"].tolist(),
+            "nss_interval_95": nss["interval"].tolist(),
+            "nss_mean": nss["mean"],
+            "nss_mean_interval_95": nss["mean_interval"],
+        }
+    return found
+
+
+def print_table(title: str, found: dict, players: list[str]) -> None:
+    columns = ["random", "expert", *players]
+    print(f"\n{title}\n{found['env_id']}, {found['episodes']} episodes, 95 % intervals over episodes")
+    width = max(18, *(len(agent) + 2 for agent in found["agents"]))
+    heads = ["agent", *columns, *(f"NSS {name}" for name in players)]
+    print("".join(f"{head:>{width}}" for head in heads))
+    for i, agent in enumerate(found["agents"]):
+        cells = [f"{found[name]['score'][i]:.2f} ± {found[name]['interval_95'][i]:.2f}" for name in columns]
+        cells += [f"{found[name]['nss'][i]:.3f} ± {found[name]['nss_interval_95'][i]:.3f}" for name in players]
+        print("".join(f"{cell:>{width}}" for cell in (agent, *cells)))
+    means = [f"{np.mean(found[name]['score']):.2f}" for name in columns]
+    means += [f"{found[name]['nss_mean']:.3f} ± {found[name]['nss_mean_interval_95']:.3f}" for name in players]
+    print("".join(f"{cell:>{width}}" for cell in ("mean", *means)))
+    for agent in found["too_close"]:
+        print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+
+
+def main(args: Args) -> None:
+    if args.episodes < 2:
+        raise UserError("--episodes must be at least 2")
+    if bool(args.policy) == bool(args.runs):
+        raise UserError("name run folders, or --policy random|expert with --env-id")
+    if args.policy and not args.env_id:
+        raise UserError(f"--policy {args.policy} needs --env-id")
+    if args.video and (args.policy or len(args.runs) != 1):
+        raise UserError("--video shows one run beside the expert: name one run folder")
+    jobs = []  # title, task, players, demonstrations file, remarks
+    if args.policy == "random":
+        act = env_utils.random_actions(make_envs(args.env_id, 1).num_actions, args.seed)
+        jobs.append(("random play", args.env_id, {"played": act}, "", []))
+    for name in [env_utils.EXPERTS / args.env_id] if args.policy == "expert" else args.runs:
+        if args.policy == "expert":
+            env_utils.load_card(args.env_id)  # says how to make one if there is none
+        env_id, policy, demos, remarks = read_run(Path(name))
+        players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
+        jobs.append((str(name), env_id, players, demos, remarks))
+    if args.video:
+        env_utils.require_can_draw(make_envs(jobs[0][1], 1))
+    results = []
+    for title, env_id, players, demos, remarks in jobs:
+        found = evaluate(env_id, players, demos, args)
+        results.append({"run": title, "remarks": remarks, **found})
+        if not args.json:
+            print_table(title, found, list(players))
+            for remark in remarks:
+                print(f"note: {remark}")
+    if args.json:
+        print(json.dumps(results, indent=2))
+    if args.video:
+        title, env_id, players, _, _ = jobs[0]
+        expert = load_policy(env_utils.EXPERTS / env_id / "policy.safetensors", make_envs(env_id, 1))
+        side_by_side = {"expert": expert.greedy, "learner": players["greedy"]}
+        env_utils.write_video(Path(args.video), env_id, side_by_side, env_utils.EVALUATION_SEED + args.seed)
+
+
+if __name__ == "__main__":
+    with env_utils.exit_on_user_error():
+        main(tyro.cli(Args, description=__doc__))
