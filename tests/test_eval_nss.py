@@ -1,0 +1,201 @@
+"""eval_nss.py, and recovered rewards for other libraries."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pettingzoo.test import parallel_api_test
+
+import env_utils
+import eval_nss
+import madaac_discrete as madaac
+import magail_mack as magail
+import mairl_mack as mairl
+from particle_envs import parallel_env
+
+ROOT = Path(__file__).resolve().parent.parent
+TASK = "cooperative_communication"
+SHIPPED = sorted(path.parent.name for path in env_utils.EXPERTS.glob("*/card.json"))
+
+
+def evaluate(*arguments, cwd=ROOT):
+    command = [sys.executable, str(ROOT / "eval_nss.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def nss_of(*arguments):
+    done = evaluate(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("env_id", SHIPPED)
+def test_the_expert_has_an_nss_of_one_and_random_play_of_zero(env_id):
+    """Within 1.5 of the 95 % intervals: of some twenty agents' values, one or two lie outside of one of them."""
+    args = eval_nss.Args(episodes=500)
+    random = env_utils.random_actions(env_utils.make_envs(env_id, 1).num_actions, 5)
+    expert = env_utils.load_policy(env_utils.EXPERTS / env_id / "policy.safetensors").greedy
+    found = eval_nss.evaluate(env_id, {"expert_again": expert, "random_again": random}, "", args)
+    for name, expected in (("expert_again", 1.0), ("random_again", 0.0)):
+        for nss, half in zip(found[name]["nss"], found[name]["nss_interval_95"]):
+            assert abs(nss - expected) < 1.5 * half
+        assert abs(found[name]["nss_mean"] - expected) < 1.5 * found[name]["nss_mean_interval_95"]
+
+
+def test_nss_and_its_interval_equal_plain_formulas():
+    rng = np.random.default_rng(0)
+    returns = rng.normal([-50.0, 3.0], [5.0, 1.0], size=(400, 2))
+    references = {
+        "expert": (np.array([-40.0, 4.0]), np.array([1.0, 0.1])),
+        "random": (np.array([-80.0, 0.0]), np.array([2.0, 0.2])),
+    }
+    found = eval_nss.nss_with_interval(returns, references)
+    for i in range(2):
+        expert, random = references["expert"][0][i], references["random"][0][i]
+        score = returns[:, i].mean()
+        assert found["nss"][i] == pytest.approx((score - random) / (expert - random))
+        # The interval of a ratio of independent normal scores, by simulation.
+        halves = 1.96 * returns[:, i].std(ddof=1) / 20, references["expert"][1][i], references["random"][1][i]
+        a, e, r = (rng.normal(m, h / 1.96, 200_000) for m, h in zip((score, expert, random), halves))
+        assert found["interval"][i] == pytest.approx(1.96 * ((a - r) / (e - r)).std(), rel=0.03)
+    assert found["mean"] == pytest.approx(found["nss"].mean())
+
+
+def test_agents_whose_references_are_too_close_are_named():
+    references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.5)), "random": (np.zeros(2), np.full(2, 0.5))}
+    assert eval_nss.too_close(["slow", "fast"], references) == ["slow"]
+
+
+@pytest.fixture(scope="module", params=["madaac_discrete", "mairl_mack", "magail_mack"])
+def a_run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    options = ["--env-id", TASK, "--runs", folder, "--total-timesteps", 5000, "--hidden-size", 16, "--num-envs", 40]
+    options += ["--torch-threads", 1, "--eval-episodes", 20]
+    command = [sys.executable, str(ROOT / f"{request.param}.py"), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return next(folder.iterdir())
+
+
+def test_a_run_an_expert_and_a_run_cut_short(a_run, tmp_path):
+    found = nss_of(a_run, env_utils.EXPERTS / TASK, "--episodes", 50)
+    assert [result["remarks"] for result in found] == [[], []]
+    assert found[1]["greedy"]["nss_mean"] > 0.8
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    for name in ("config.json", "checkpoint.pt"):
+        shutil.copy(a_run / name, cut)
+    again = nss_of(cut, "--episodes", 50)[0]
+    assert "cut short" in again["remarks"][0]
+    assert "step 5000" in again["remarks"][1]
+    assert again["stochastic"]["score"] == found[0]["stochastic"]["score"]  # the same policy, the same episodes
+    table = evaluate(cut, "--episodes", 20)
+    assert "listener_0" in table.stdout
+    assert "cut short" in table.stdout
+
+
+def test_a_video_of_expert_and_learner(tmp_path):
+    done = evaluate(env_utils.EXPERTS / TASK, "--episodes", 5, "--video", tmp_path / "both.mp4")
+    assert done.returncode == 0, done.stderr
+    import imageio.v2 as imageio
+
+    frame = imageio.mimread(tmp_path / "both.mp4", memtest=False)[0]
+    assert frame.shape[1] == 2 * frame.shape[0]
+    left, right = np.split(frame[60:].astype(int), 2, axis=1)
+    assert np.abs(left - right).mean() < 3  # the same initial state, below the titles
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        ([], "name run folders"),
+        (["nowhere"], "nowhere is not a folder"),
+        (["EMPTY"], "neither config.json nor card.json"),
+        (["--policy", "random"], "needs --env-id"),
+        (["--policy", "expert", "--env-id", "simple_crypto"], "train_expert_maac.py --env-id simple_crypto"),
+        (["--policy", "random", "--env-id", "no_such_task"], "no_such_task"),
+        (["EMPTY", "--episodes", "1"], "--episodes must be at least 2"),
+        (["FOREIGN"], "is not the config of a run"),
+        (["UNINSTALLED"], "no_such_package"),
+        (["NEW"], "no policy yet"),
+        (["MISMATCH"], "another task"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    folders = {name: tmp_path / name for name in ("EMPTY", "FOREIGN", "UNINSTALLED", "NEW", "MISMATCH")}
+    for folder in folders.values():
+        folder.mkdir()
+    folders["FOREIGN"].joinpath("config.json").write_text('{"learning_rate": 1}')
+    folders["UNINSTALLED"].joinpath("config.json").write_text('{"args": {"env_id": "no_such_package.task_v0"}}')
+    folders["NEW"].joinpath("config.json").write_text(json.dumps({"args": {"env_id": TASK}}))
+    folders["MISMATCH"].joinpath("config.json").write_text('{"args": {"env_id": "keep_away"}}')
+    shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", folders["MISMATCH"])
+    arguments = [str(folders.get(part, part)) for part in arguments]
+    monkeypatch.setattr(sys, "argv", ["eval_nss.py", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "eval_nss.py"), run_name="__main__")
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert complaint in lines[0]
+
+
+# Recovered rewards
+
+
+@pytest.mark.parametrize("script", [madaac, mairl, magail], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
+    torch.manual_seed(0)
+    envs = env_utils.make_envs("keep_away", 30, 0)  # agents of unequal sizes
+    obs, actions = envs.reset(), env_utils.random_actions(envs.num_actions, 0)(np.zeros(30))
+    disc = script.make_networks(envs.obs_sizes, envs.num_actions, script.Args(discriminator=kind)).discriminators
+    header = {"decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
+    header |= {"kind": "gail_reward", "reward": "log_d"} if script is magail else {"reward": "g"}
+    path = tmp_path / "reward.safetensors"
+    env_utils.save_reward(path, disc.state_dict(), header, "keep_away", envs)
+    reward = env_utils.learned_reward(tmp_path, envs)
+    with torch.no_grad():
+        expected = disc.reward(torch.as_tensor(obs).transpose(0, 1), torch.as_tensor(actions).T).T
+    np.testing.assert_allclose(reward(obs, actions), expected, atol=1e-6)
+    if script is magail:
+        assert (reward(obs, actions) < 0).all()  # log D
+
+
+def test_any_pettingzoo_client_can_train_on_a_recovered_reward(a_run):
+    env = env_utils.learned_reward_env(a_run)
+    parallel_api_test(env, num_cycles=60)
+    reward = env_utils.learned_reward(a_run)
+    plain = parallel_env(TASK)
+    obs, _ = env.reset(seed=3)
+    plain_obs, _ = plain.reset(seed=3)
+    rng = np.random.default_rng(0)
+    for _ in range(25):
+        assert all(np.array_equal(obs[agent], plain_obs[agent]) for agent in env.agents)
+        actions = {agent: int(rng.integers(env.action_space(agent).n)) for agent in env.agents}
+        padded = np.zeros((1, 2, 11), dtype=np.float32)
+        for i, agent in enumerate(env.agents):
+            padded[0, i, : len(obs[agent])] = obs[agent]
+        expected = reward(padded, np.array([list(actions.values())]))[0]
+        obs, rewards, *_, infos = env.step(actions)
+        plain_obs, true_rewards, *_ = plain.step(actions)
+        assert list(rewards.values()) == pytest.approx(expected.tolist(), abs=1e-6)
+        assert {agent: info["true_reward"] for agent, info in infos.items()} == true_rewards
+    assert not env.agents
+
+
+def test_a_reward_for_another_task_is_refused(a_run, tmp_path):
+    with pytest.raises(env_utils.UserError, match="another task"):
+        env_utils.learned_reward(a_run, env_utils.make_envs("keep_away", 1))
+    with pytest.raises(env_utils.UserError, match="agents"):
+        env_utils.learned_reward_env(a_run, parallel_env("keep_away"))
+    with pytest.raises(env_utils.UserError, match="an expert"):
+        env_utils.learned_reward(env_utils.EXPERTS / TASK)
+    with pytest.raises(env_utils.UserError, match="not a run"):
+        env_utils.learned_reward(tmp_path)
