@@ -104,8 +104,10 @@ class Args:
     """units of every hidden layer"""
     attention_heads: int = 4
     """heads of the critic's attention"""
-    regularization: float = 1e-3
-    """weight of the squared attention logits and of the squared policy logits"""
+    attention_regularization: float = 1e-6
+    """weight of the squared attention logits; the released 0.001 is for rewards that are not divided by 25"""
+    logit_regularization: float = 1e-3
+    """weight of the squared policy logits"""
 
     # Discriminator
     discriminator: Literal["decentralized", "centralized"] = "decentralized"
@@ -396,7 +398,7 @@ def critic_loss(batch, critic, target_critic, target_policies, args: Args) -> tu
     q, squared_logits, attention = critic(obs, actions)
     q_taken = taken(q, actions)  # [agents, batch]
     td_loss = F.huber_loss(q_taken, y, reduction="none").mean(1).sum()
-    loss = td_loss + args.regularization * squared_logits
+    loss = td_loss + args.attention_regularization * squared_logits
     return loss, {"td": td_loss.detach(), "attention": attention.detach(), "q": q_taken.detach(), "y": y}
 
 
@@ -412,7 +414,7 @@ def policy_loss(obs, policies, critic, args: Args) -> tuple[torch.Tensor, dict]:
         entropy = -(log_probs.exp() * log_probs).sum(-1)
     gradient_term = (log_prob * (args.alpha * log_prob - advantage).detach()).mean(1)
     logit_term = logits.square().mean(1).sum(-1) / policies.has_action.sum((1, 2))
-    loss = (gradient_term + args.regularization * logit_term).sum()
+    loss = (gradient_term + args.logit_regularization * logit_term).sum()
     return loss, {"entropy": entropy.mean(), "advantage": advantage}
 
 

@@ -197,7 +197,7 @@ def test_what_both_scripts_have_is_the_same(name):
 
 @pytest.mark.parametrize("entropy_in_target", [True, False])
 def test_critic_loss_equals_the_formula(entropy_in_target):
-    args = small_args(alpha=0.3, gamma=0.9, regularization=0.05, entropy_in_target=entropy_in_target)
+    args = small_args(alpha=0.3, gamma=0.9, attention_regularization=0.05, entropy_in_target=entropy_in_target)
     torch.manual_seed(1)
     nets = madaac.make_networks(*SIZES, args)
     obs, next_obs, actions, rewards, _ = random_batch()

@@ -114,7 +114,7 @@ def test_own_action_never_enters_own_q_but_enters_the_others():
 
 
 def test_critic_loss_equals_the_formula_in_double_precision():
-    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.3, gamma=0.9, regularization=0.05)
+    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.3, gamma=0.9, attention_regularization=0.05)
     torch.manual_seed(1)
     nets = maac.make_networks(*UNEQUAL, args)
     for parameter in nets.target_critic.parameters():
@@ -144,7 +144,7 @@ def test_critic_loss_equals_the_formula_in_double_precision():
 
 
 def test_policy_loss_equals_the_formula_and_leaves_the_critic_alone():
-    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.2, regularization=0.1)
+    args = maac.Args(hidden_size=16, attention_heads=2, alpha=0.2, logit_regularization=0.1)
     torch.manual_seed(2)
     nets = maac.make_networks(*UNEQUAL, args)
     obs = random_batch(*UNEQUAL)[0]

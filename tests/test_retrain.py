@@ -1,0 +1,184 @@
+"""retrain.py: correlations, both learners end to end on a frozen reward, resuming, and mistakes."""
+
+import inspect
+import json
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import env_utils
+import madaac_discrete as madaac
+import mairl_mack as mairl
+import retrain
+
+ROOT = Path(__file__).resolve().parent.parent
+TASK = "cooperative_communication"
+
+
+def test_pearson_equals_numpys_and_is_undefined_without_variance():
+    rng = np.random.default_rng(0)
+    learned, true = rng.normal(size=(2, 300, 3)).astype(np.float32)
+    true[:, 1] = 2 * learned[:, 1] + 5
+    learned[:, 2] = 4.0
+    found = retrain.pearson(learned, true)
+    assert found[0] == pytest.approx(np.corrcoef(learned[:, 0], true[:, 0])[0, 1], abs=1e-6)
+    assert found[1] == pytest.approx(1.0)
+    assert np.isnan(found[2])
+
+
+@pytest.mark.parametrize(
+    "name", ["StackedLinear", "StackedMLP", "sample", "taken", "Values", "KFAC", "generalized_advantages"]
+)
+def test_mack_is_that_of_mairl_mack(name):
+    assert inspect.getsource(getattr(retrain, name)) == inspect.getsource(getattr(mairl, name))
+
+
+@pytest.mark.parametrize("name", ["AttentionCritic", "policy_loss", "clip_each_agent", "move_target"])
+def test_maac_is_that_of_madaac_discrete(name):
+    assert inspect.getsource(getattr(retrain, name)) == inspect.getsource(getattr(madaac, name))
+
+
+@pytest.fixture(scope="module")
+def scripted_run(tmp_path_factory):
+    """A run whose reward is known: minus the listener's distance to the landmark it is told, nearly.
+
+    g of the listener is a network by hand: -|x| - |y| of the offset to the landmark of its message, with the message
+    as a switch: relu(x - 10 (1 - message)). The speaker is paid for naming the goal it sees.
+    """
+    folder = tmp_path_factory.mktemp("scripted") / "run"
+    envs = env_utils.make_envs(TASK, 1)
+    args = madaac.Args(hidden_size=16)
+    disc = madaac.make_networks(envs.obs_sizes, envs.num_actions, args).discriminators
+    with torch.no_grad():
+        for parameter in disc.parameters():
+            parameter.zero_()
+        first, second, out = disc.g.layers
+        for k in range(3):
+            # Speaker (agent 0): goal colour k and message k (after 11 padded observations), both: above 1.1
+            first.weight[0, k, k], first.weight[0, 11 + k, k], first.bias[0, 0, k] = 1.0, 1.0, -1.1
+            second.weight[0, k, k], out.weight[0, k, 0] = 1.0, 10.0
+            # Listener (agent 1): observation 2 + 2 k is x, 3 + 2 k is y of landmark k; 8 + k the message k
+            for axis in range(2):
+                for sign in range(2):
+                    unit = 4 * k + 2 * axis + sign
+                    first.weight[1, 2 + 2 * k + axis, unit] = 1.0 - 2.0 * sign
+                    first.weight[1, 8 + k, unit], first.bias[1, 0, unit] = 10.0, -10.0
+                    second.weight[1, unit, unit], out.weight[1, unit, 0] = 1.0, -1.0
+    header = {"decentralized": True, "sees_actions": True, "reward": "g"}
+    env_utils.save_reward(folder / "reward.safetensors", disc.state_dict(), header, TASK, envs)
+    env_utils.write_json(folder / "config.json", {"args": {"env_id": TASK, "demos": ""}})
+    return folder
+
+
+def run(*arguments):
+    command = [sys.executable, str(ROOT / "retrain.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def small(folder, **changes):
+    options = {
+        "runs": folder / "runs", "seed": 3, "total-timesteps": 6000, "num-envs": 20, "hidden-size": 32,
+        "eval-episodes": 20, "log-every": 500, "batch-size": 128, "buffer-size": 4000,
+    } | changes  # fmt: skip
+    return [part for name, value in options.items() for part in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module", params=["mack", "maac"])
+def finished(request, tmp_path_factory, scripted_run):
+    folder = tmp_path_factory.mktemp(request.param)
+    run("--run", scripted_run, "--rl", request.param, *small(folder))
+    return request.param, next((folder / "runs").iterdir())
+
+
+def test_end_to_end_logs_nss_and_pcc(finished, scripted_run):
+    learner, run_folder = finished
+    summary = json.loads((run_folder / "summary.json").read_text())
+    assert summary["rl"] == learner
+    assert summary["reward_of"] == str(scripted_run)
+    assert -1 <= summary["pcc"] <= 1
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    for tag in ("charts/nss", "charts/pcc", "charts/pcc-listener_0"):
+        assert len(events.Scalars(tag)) >= 5
+    command = [sys.executable, str(ROOT / "eval_nss.py"), str(run_folder), "--episodes", "20", "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found[0]["env_id"] == TASK
+
+
+def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finished, tmp_path, scripted_run):
+    learner, undisturbed = finished
+    options = ["--run", scripted_run, "--rl", learner, *small(tmp_path), "--save-every", 0]
+    command = [sys.executable, str(ROOT / "retrain.py"), *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(1200):
+        time.sleep(0.02)
+        saved = list((tmp_path / "runs").glob("*/checkpoint.pt"))
+        if saved and env_utils.load_checkpoint(saved[0])["step"] >= 2000:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    run_folder = next((tmp_path / "runs").iterdir())
+    assert not (run_folder / "summary.json").exists(), "the run ended before it could be killed"
+    run("--resume", run_folder)
+    name = "policy.safetensors"
+    assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
+@pytest.mark.parametrize("learner, bar", [("mack", 0.4), ("maac", 0.4)])
+def test_a_good_reward_makes_a_good_policy(tmp_path, scripted_run, learner, bar):
+    """The scripted reward leads to the goal: NSS far above random play's 0, and above what is luck in 200 episodes."""
+    changes = {"total-timesteps": 100_000 if learner == "mack" else 50_000, "eval-episodes": 200, "hidden-size": 64}
+    changes |= {"num-envs": 40, "batch-size": 256, "buffer-size": 50_000, "log-every": 5000}
+    run("--run", scripted_run, "--rl", learner, *small(tmp_path, **changes))
+    summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
+    assert summary["stochastic"]["nss"] > bar, summary
+
+
+def test_training_on_the_true_reward_has_a_correlation_of_one(tmp_path):
+    run("--true-reward", "--env-id", TASK, *small(tmp_path))
+    summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
+    assert summary["pcc"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        ([], "name the run"),
+        (["--run", "nowhere"], "not a run"),
+        (["--run", "EXPERT"], "has no reward.safetensors"),
+        (["--run", "SCRIPTED", "--env-id", "keep_away"], f"is a run on {TASK}"),
+        (["--run", "SCRIPTED", "--total-timesteps", "500"], "at least one episode"),
+        (["--run", "SCRIPTED", "--num-envs", "-1"], "--num-envs must be at least 1"),
+        (["--run", "BROKEN"], "not a readable reward"),
+        (["--resume", "nowhere"], "nothing to resume"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys, scripted_run):
+    broken = tmp_path / "broken"
+    shutil.copytree(scripted_run, broken)
+    (broken / "reward.safetensors").write_bytes((broken / "reward.safetensors").read_bytes()[:200])
+    names = {"EXPERT": env_utils.EXPERTS / TASK, "SCRIPTED": scripted_run, "BROKEN": broken}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "argv", ["retrain.py", *(str(names.get(part, part)) for part in arguments)])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "retrain.py"), run_name="__main__")
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert complaint in lines[0]
+    assert not list(elsewhere.iterdir()), "something was written"
