@@ -77,7 +77,7 @@ class Args:
     critic_lr: float = 0.25
     """KFAC step size of the value functions, before the KL clip"""
     anneal_lr: bool = False
-    """let the KFAC step sizes fall linearly to zero, and the KL clips with their squares"""
+    """let all step sizes fall linearly to zero, and the KL clips with their squares"""
     kl_clip: float = 0.001
     """bound of the squared length of a policy step in the metric of the Fisher matrix (twice its KL divergence)"""
     critic_kl_clip: float = 0.001
@@ -619,6 +619,7 @@ def main(args: Args) -> None:
         learner = [part[:, learner_rows] for part in pool]
         expert_rows = torch.randint(num_expert, (args.disc_batch_size,), device=device)
         expert = [part[expert_rows].transpose(0, 1) for part in expert_transitions]
+        nets.disc_optimizer.param_groups[0]["lr"] = args.disc_lr * progress_left
         seen |= discriminator_update(learner, expert, nets, args)
 
         # Log
