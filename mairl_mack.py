@@ -80,7 +80,7 @@ class Args:
     """let all step sizes fall linearly to zero, and the KL clips with their squares"""
     kl_clip: float = 0.001
     """bound of the squared length of a policy step in the metric of the Fisher matrix (twice its KL divergence)"""
-    critic_kl_clip: float = 0.001
+    critic_kl_clip: float = 0.01
     """the same for the value functions"""
     joint_optimizer: bool = False
     """one KFAC for an agent's policy and value function, under one bound, as in the released code"""

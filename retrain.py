@@ -87,7 +87,7 @@ class Args:
     """KFAC step size of policies and value functions, before the KL clip"""
     kl_clip: float = 0.001
     """bound of the squared length of a policy step in the metric of the Fisher matrix (twice its KL divergence)"""
-    critic_kl_clip: float = 0.001
+    critic_kl_clip: float = 0.01
     """the same for the value functions"""
     momentum: float = 0.9
     """momentum of KFAC's steps"""
