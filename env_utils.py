@@ -292,12 +292,24 @@ def random_actions(num_actions: np.ndarray, seed: int) -> Callable:
 
 def mean_and_interval(returns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over episodes [episodes, agents] and the half width of its 95 % interval (normal, over episodes)."""
+    if len(returns) < 2:
+        return returns.mean(axis=0), np.full(returns.shape[1], np.nan)
     return returns.mean(axis=0), 1.96 * returns.std(axis=0, ddof=1) / np.sqrt(len(returns))
 
 
 def normalized_score_similarity(score: np.ndarray, expert: np.ndarray, random: np.ndarray) -> np.ndarray:
-    """(score_A - score_R) / (score_E - score_R) per agent (last axis); the paper's NSS is its mean over agents."""
-    return (np.asarray(score) - random) / (np.asarray(expert) - random)
+    """(score_A - score_R) / (score_E - score_R) per agent (last axis); the paper's NSS is its mean over agents.
+
+    It is nan for an agent whose expert scores exactly as random play does; means leave it out.
+    """
+    gap = np.asarray(expert, dtype=np.float64) - random
+    return (np.asarray(score) - random) / np.where(gap == 0, np.nan, gap)
+
+
+def mean_nss(score: np.ndarray, references: dict) -> float:
+    """NSS, mean over agents; `references` has "expert" and "random" scores [agents]."""
+    nss = normalized_score_similarity(score, references["expert"], references["random"])
+    return float(np.nanmean(nss)) if not np.isnan(nss).all() else float("nan")
 
 
 # Demonstrations
@@ -464,9 +476,9 @@ def _require_fit(path: Path, demos: Demos, envs) -> None:
             )
 
 
-def load_card(env_id: str) -> dict:
-    """experts/<env_id>/card.json: who made the demonstrations, and the scores of expert and random play."""
-    path = EXPERTS / env_id / "card.json"
+def load_card(env_id: str, folder: Path | None = None) -> dict:
+    """card.json of experts/<env_id> (or `folder`): who made the demonstrations, scores of expert and random play."""
+    path = (folder or EXPERTS / env_id) / "card.json"
     if not path.is_file():
         raise UserError(f"no expert for {env_id!r}: make one with `python train_expert_maac.py --env-id {env_id}`")
     return json.loads(path.read_text())
@@ -482,16 +494,31 @@ def random_scores(env_id: str) -> np.ndarray:
     return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
 
 
-def reference_scores(env_id: str, demos_path: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """score_E and score_R of NSS: the card's; for a file without a card, its own mean and 500 random episodes."""
+def reference_scores(env_id: str, demos_path: str = "") -> dict[str, np.ndarray]:
+    """ "expert" and "random": score_E and score_R of NSS, per agent. Warns of agents that NSS cannot judge."""
     references = references_with_intervals(env_id, demos_path)
-    return references["expert"][0], references["random"][0]
+    for agent in too_close(list(make_envs(env_id, 1).agents), references):
+        print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+    return {name: mean for name, (mean, _) in references.items()}
 
 
-def references_with_intervals(env_id: str, demos_path: str = "") -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Means and half widths of 95 % intervals, per agent, of "expert" and "random"."""
+def too_close(agents: list[str], references: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """Agents whose expert hardly differs from random play: their NSS divides by next to nothing."""
+    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
+    apart = np.abs(expert - random) >= 3 * np.hypot(expert_half, random_half)  # not so for nan
+    return [agent for agent, is_apart in zip(agents, apart & (expert != random)) if not is_apart]
+
+
+def references_with_intervals(
+    env_id: str, demos_path: str = "", expert_folder: Path | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and half widths of 95 % intervals, per agent, of "expert" and "random".
+
+    From the card of the shipped expert, or of `expert_folder`; for a file of demonstrations, which has no card, its own
+    mean (all episodes, however many of them are learned from) and 500 random episodes.
+    """
     if not demos_path:
-        card = load_card(env_id)["scores"]
+        card = load_card(env_id, expert_folder)["scores"]
         by_agent = {name: card[name].values() for name in ("expert", "random")}
         return {
             name: tuple(np.array([score[key] for score in scores]) for key in ("mean", "interval_95"))
@@ -499,7 +526,6 @@ def references_with_intervals(env_id: str, demos_path: str = "") -> dict[str, tu
         }
     act = random_actions(make_envs(env_id, 1).num_actions, seed=20_000_003)
     random = play_episodes(env_id, act, 500, seed=20_000_003)[0]
-    # All episodes of the file, however many of them are learned from.
     expert = load_demos(Path(demos_path)).returns()
     return {"expert": mean_and_interval(expert), "random": mean_and_interval(random)}
 
@@ -514,6 +540,10 @@ class SavedPolicy:
         self.header, self.tensors = header, tensors
         self.num_actions = torch.tensor(header["num_actions"])
         self.num_layers = sum(name.startswith("weight_") for name in tensors)
+        shapes = [tuple(tensors[f"weight_{k}"].shape) for k in range(self.num_layers) if f"weight_{k}" in tensors]
+        agents, size_in, size_out = len(header["agents"]), max(header["obs_sizes"]), max(header["num_actions"])
+        if not shapes or shapes[0][:2] != (agents, size_in) or shapes[-1][::2] != (agents, size_out):
+            raise UserError(f"a policy's weights {shapes} do not fit its task {header['env_id']}")
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -603,6 +633,8 @@ class LearnedReward:
     """A recovered reward: g of MA-AIRL and MA-DAAC, log D (or another form) of MA-GAIL; nothing trains it further."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict):
+        if missing := {"decentralized", "sees_actions", "reward"} - header.keys():
+            raise UserError(f"the reward of {header['env_id']} has no {sorted(missing)} in its header")
         self.header, self.agents, self.env_id = header, header["agents"], header["env_id"]
         network = "g." if header["kind"] == "airl_reward" else "d."
         parts = {name.removeprefix(network): part for name, part in tensors.items() if name.startswith(network)}
@@ -614,11 +646,16 @@ class LearnedReward:
                 f"the reward of {self.env_id} has no {missing}: its weights do not match its header"
             ) from None
         self.widest_action = max(header["num_actions"])
+        size_in = max(header["obs_sizes"]) + (self.widest_action if header["sees_actions"] else 0)
+        expected = (len(self.agents), size_in) if header["decentralized"] else (len(self.agents) * size_in,)
+        found = tuple(self.layers[0][0].shape)
+        if (found[:2] if header["decentralized"] else found[1:]) != expected:
+            raise UserError(f"the reward of {self.env_id} has inputs {found}, its header says {expected}")
 
     @torch.no_grad()
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
         """obs [B, agents, widest observation], actions [B, agents] -> rewards float32 [B, agents]."""
-        x, actions = torch.as_tensor(obs), torch.as_tensor(actions)
+        x, actions = torch.as_tensor(obs, dtype=torch.float32), torch.as_tensor(actions)
         if self.header["sees_actions"]:
             x = torch.cat([x, F.one_hot(actions.long(), self.widest_action).to(x.dtype)], -1)
         x = x.transpose(0, 1) if self.header["decentralized"] else x.flatten(1)
@@ -639,12 +676,13 @@ class LearnedReward:
 def learned_reward(run: str | Path, envs=None) -> LearnedReward:
     """The reward that a run recovered, as a function of batches; with `envs`, it must fit that task."""
     path = Path(run)
+    if not path.exists():
+        raise UserError(f"there is no run at {path}")
     path = path / "reward.safetensors" if path.is_dir() else path
     if not path.is_file():
         if path.with_name("policy.safetensors").is_file() or path.with_name("config.json").is_file():
-            raise UserError(
-                f"{path.parent} has no reward.safetensors: an expert, or a run that has not ended, has none"
-            )
+            without = "an expert, a run of retrain.py, or a run that has not ended, has none"
+            raise UserError(f"{path.parent} has no reward.safetensors: {without}")
         raise UserError(f"{path.parent} is not a run of madaac_discrete.py, mairl_mack.py or magail_mack.py")
     return LearnedReward(*_load_tensors(path, "reward", ("airl_reward", "gail_reward"), envs))
 
@@ -670,6 +708,9 @@ class LearnedRewardEnv(BaseParallelWrapper):
             raise UserError(
                 f"the reward is for observations of {reward.header['obs_sizes']}, the environment's: {sizes}"
             )
+        numbers = [int(env.action_space(agent).n) for agent in reward.agents]
+        if numbers != reward.header["num_actions"]:
+            raise UserError(f"the reward is for {reward.header['num_actions']} actions, the environment has {numbers}")
         self.reward, self._obs = reward, {}
 
     def reset(self, seed: int | None = None, options: dict | None = None):
@@ -726,9 +767,18 @@ def require_writable(folder: Path) -> None:
             path.rmdir()
 
 
+def for_json(content):
+    """The same with null for what is not finite, which JSON cannot hold."""
+    if isinstance(content, dict):
+        return {name: for_json(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [for_json(value) for value in content]
+    return None if isinstance(content, float) and not np.isfinite(content) else content
+
+
 def write_json(path: Path, content: dict) -> None:
     with writing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+        temporary.write_text(json.dumps(for_json(content), indent=2, allow_nan=False) + "\n")
 
 
 def save_checkpoint(path: Path, content: dict) -> None:
@@ -861,23 +911,22 @@ def report_run(run_folder: Path, script: str, args, envs, writer, scores: dict, 
     `scores` has the references of NSS, "expert" and "random" [agents]; `training` goes into the summary as it is.
     """
     policy = load_policy(run_folder / "policy.safetensors", envs)
-    expert, random = scores["expert"], scores["random"]
     references = {name: dict(zip(envs.agents, values.tolist())) for name, values in scores.items()}
     summary = {"script": script, "env_id": args.env_id, **training, **references}
-    columns = {"expert": [f"{value:.2f}" for value in expert], "random": [f"{value:.2f}" for value in random]}
+    columns = {name: [f"{value:.2f}" for value in scores[name]] for name in ("expert", "random")}
     for name, act in (("stochastic", policy.stochastic(args.seed)), ("greedy", policy.greedy)):
         returns = play_episodes(args.env_id, act, args.eval_episodes, seed=EVALUATION_SEED + args.seed)[0]
         mean, half_width = mean_and_interval(returns)
-        nss = normalized_score_similarity(mean, expert, random)
+        nss = normalized_score_similarity(mean, scores["expert"], scores["random"])
         summary[name] = {
-            "nss": float(nss.mean()),
+            "nss": mean_nss(mean, scores),
             "scores": {
                 a: {"mean": float(m), "interval_95": float(h)} for a, m, h in zip(envs.agents, mean, half_width)
             },
             "nss_by_agent": dict(zip(envs.agents, nss.tolist())),
         }
         columns[name] = [f"{m:.2f} ± {h:.2f}" for m, h in zip(mean, half_width)]
-        writer.add_scalar(f"eval/nss_{name}", nss.mean(), training["steps"])
+        writer.add_scalar(f"eval/nss_{name}", summary[name]["nss"], training["steps"])
     writer.close()
     print("\n" + "".join(f"{title:>18}" for title in ("agent", *columns)))
     for agent, cells in zip(envs.agents, zip(*columns.values())):
@@ -902,10 +951,10 @@ def total_timesteps(args, envs) -> int:
     return steps
 
 
-def require_can_draw(envs) -> None:
+def require_can_draw(envs, flag: str = "--capture-video") -> None:
     """Raise now, and not after training, if there is no video to be had of a task."""
     if not isinstance(envs, ParticleTask):
-        raise UserError(f"--capture-video draws the tasks of particle_envs.py only, not {envs.env_id!r}")
+        raise UserError(f"{flag} draws the tasks of particle_envs.py only, not {envs.env_id!r}")
 
 
 def require_wandb() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 import tyro
 
 import env_utils
@@ -38,8 +37,8 @@ class Args:
     """write a video of expert and learner side by side, from the same initial states, to this .mp4 (one run)"""
 
 
-def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, str, list[str]]:
-    """The task, the policy, the run's own demonstrations file if any, and remarks."""
+def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]:
+    """The task, the policy, where NSS has its references from (see references_with_intervals), and remarks."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give a run folder, or one like experts/<env_id>")
     config, saved, checkpoint = (folder / name for name in ("config.json", "policy.safetensors", "checkpoint.pt"))
@@ -49,33 +48,37 @@ def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, str, list[str]]:
     remarks = []
     if not is_expert and not (folder / "summary.json").is_file():
         remarks.append("this run was cut short: it has no summary.json")
-    demos = ""
-    if not is_expert:
-        try:
+    try:
+        if is_expert:
+            env_id = json.loads((folder / "card.json").read_text())["env_id"]
+            references = {"expert_folder": folder}
+        else:
             arguments = json.loads(config.read_text())["args"]
-            env_id, demos = arguments["env_id"], arguments.get("demos", "")
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UserError(f"{config} is not the config of a run ({error!r})") from None
-        envs = make_envs(env_id, 1)  # a task that is not installed is told here
+            env_id, references = arguments["env_id"], {"demos_path": arguments.get("demos", "")}
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'card.json' if is_expert else config} is not that of a run ({error!r})") from None
+    envs = make_envs(env_id, 1)  # a task that is not installed is told here
     if saved.is_file():
-        policy = load_policy(saved)
-        env_id = policy.header["env_id"] if is_expert else env_id
-        policy = load_policy(saved, make_envs(env_id, 1))
+        policy = load_policy(saved, envs)
     elif checkpoint.is_file():
         state = env_utils.load_checkpoint(checkpoint)
+        if not {"step", "policies"} <= state.keys():
+            raise UserError(f"{checkpoint} is not the checkpoint of a run: it has no policies")
         remarks.append(f"evaluated: its last checkpoint, at step {state['step']}")
-        policy = policy_of_checkpoint(state["policies"], env_id, envs)
+        policy = policy_of_checkpoint(state, env_id, envs)
     else:
         raise UserError(f"{folder} has no policy yet, and no checkpoint to take one from")
-    return env_id, policy, demos, remarks
+    return env_id, policy, references, remarks
 
 
-def policy_of_checkpoint(state: dict[str, torch.Tensor], env_id: str, envs) -> env_utils.SavedPolicy:
+def policy_of_checkpoint(state: dict, env_id: str, envs) -> env_utils.SavedPolicy:
     """The stacked layers of any script's policies, as they would have been saved at its end."""
     tensors = {}
-    for name, tensor in state.items():
+    for name, tensor in state["policies"].items():
         *_, number, part = name.split(".")  # layers.0.weight, mlp.layers.0.weight
         tensors[f"{part}_{number}"] = tensor
+    if "obs_stats" in state:  # experts normalise what they see
+        tensors |= {f"obs_{name}": state["obs_stats"][name].float() for name in ("mean", "var")}
     names = ("agents", "obs_sizes", "num_actions")
     header = {"env_id": env_id, **{name: np.asarray(getattr(envs, name)).tolist() for name in names}}
     return env_utils.SavedPolicy(tensors, header)
@@ -90,31 +93,28 @@ def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
     they can be.
     """
     (expert, expert_half), (random, random_half) = references["expert"], references["random"]
-    gap = expert - random
+    gap = np.where(expert == random, np.nan, expert - random)
     by_episode = (returns - random) / gap
     nss, learner_half = mean_and_interval(by_episode)
     reference_half = np.hypot(nss * expert_half, (1 - nss) * random_half) / np.abs(gap)
-    mean, mean_half = mean_and_interval(by_episode.mean(1, keepdims=True))
+    known = ~np.isnan(gap)  # an agent without a gap has no NSS
+    if not known.any():
+        return {"nss": nss, "interval": learner_half, "mean": float("nan"), "mean_interval": float("nan")}
+    mean, mean_half = mean_and_interval(by_episode[:, known].mean(1, keepdims=True))
     return {
         "nss": nss,
         "interval": np.hypot(learner_half, reference_half),
         "mean": float(mean[0]),
-        "mean_interval": float(np.hypot(mean_half[0], reference_half.mean())),
+        "mean_interval": float(np.hypot(mean_half[0], reference_half[known].mean())),
     }
 
 
-def too_close(agents: list[str], references: dict) -> list[str]:
-    """Agents whose expert hardly differs from random play: their NSS divides by next to nothing."""
-    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
-    close = np.abs(expert - random) < 3 * np.hypot(expert_half, random_half)
-    return [agent for agent, is_close in zip(agents, close) if is_close]
-
-
-def evaluate(env_id: str, players: dict, demos: str, args: Args) -> dict:
+def evaluate(env_id: str, players: dict, references: dict, args: Args) -> dict:
     """Scores and NSS of each player, a name and a policy for `play_episodes`."""
-    references = env_utils.references_with_intervals(env_id, demos)
+    references = env_utils.references_with_intervals(env_id, **references)
     agents = list(make_envs(env_id, 1).agents)
-    found = {"env_id": env_id, "episodes": args.episodes, "agents": agents, "too_close": too_close(agents, references)}
+    found = {"env_id": env_id, "episodes": args.episodes, "agents": agents}
+    found["too_close"] = env_utils.too_close(agents, references)
     for name, (mean, half) in references.items():
         found[name] = {"score": mean.tolist(), "interval_95": half.tolist()}
     for name, act in players.items():
@@ -154,35 +154,38 @@ def main(args: Args) -> None:
         raise UserError("--episodes must be at least 2")
     if bool(args.policy) == bool(args.runs):
         raise UserError("name run folders, or --policy random|expert with --env-id")
-    if args.policy and not args.env_id:
-        raise UserError(f"--policy {args.policy} needs --env-id")
+    if bool(args.policy) != bool(args.env_id):
+        raise UserError("--policy random|expert needs --env-id, and --env-id is for --policy only")
     if args.video and (args.policy or len(args.runs) != 1):
         raise UserError("--video shows one run beside the expert: name one run folder")
-    jobs = []  # title, task, players, demonstrations file, remarks
+    if args.video and Path(args.video).suffix != ".mp4":
+        raise UserError(f"--video must end in .mp4, got {args.video}")
+    jobs = []  # title, task, players, references, remarks
     if args.policy == "random":
         act = env_utils.random_actions(make_envs(args.env_id, 1).num_actions, args.seed)
-        jobs.append(("random play", args.env_id, {"played": act}, "", []))
+        jobs.append(("random play", args.env_id, {"played": act}, {}, []))
     for name in [env_utils.EXPERTS / args.env_id] if args.policy == "expert" else args.runs:
         if args.policy == "expert":
             env_utils.load_card(args.env_id)  # says how to make one if there is none
-        env_id, policy, demos, remarks = read_run(Path(name))
+        env_id, policy, references, remarks = read_run(Path(name))
         players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
-        jobs.append((str(name), env_id, players, demos, remarks))
+        jobs.append((str(name), env_id, players, references, remarks))
     if args.video:
-        env_utils.require_can_draw(make_envs(jobs[0][1], 1))
+        envs = make_envs(jobs[0][1], 1)
+        env_utils.require_can_draw(envs, "--video")
+        expert = load_policy(env_utils.EXPERTS / envs.env_id / "policy.safetensors", envs)
     results = []
-    for title, env_id, players, demos, remarks in jobs:
-        found = evaluate(env_id, players, demos, args)
+    for title, env_id, players, references, remarks in jobs:
+        found = evaluate(env_id, players, references, args)
         results.append({"run": title, "remarks": remarks, **found})
         if not args.json:
             print_table(title, found, list(players))
             for remark in remarks:
                 print(f"note: {remark}")
     if args.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps(env_utils.for_json(results), indent=2))
     if args.video:
         title, env_id, players, _, _ = jobs[0]
-        expert = load_policy(env_utils.EXPERTS / env_id / "policy.safetensors", make_envs(env_id, 1))
         side_by_side = {"expert": expert.greedy, "learner": players["greedy"]}
         env_utils.write_video(Path(args.video), env_id, side_by_side, env_utils.EVALUATION_SEED + args.seed)
 

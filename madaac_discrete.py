@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -126,7 +126,7 @@ class Args:
     """log pi in the discriminator is at least this, so that a reward cannot run off to infinity"""
     log_prob_before_policy_step: bool = False
     """let the discriminator's loss use log pi from before this round's policy step instead of after it"""
-    debug_true_reward: bool = False
+    debug_true_reward: Annotated[bool, tyro.conf.arg(aliases=["--true-reward"])] = False
     """train the policies on the task's own reward with the same loop, to tell a broken learner from a broken reward"""
 
 
@@ -562,7 +562,7 @@ def main(args: Args) -> None:
     if args.capture_video:
         env_utils.require_can_draw(envs)
     demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
-    expert_score, random_score = env_utils.reference_scores(args.env_id, args.demos)
+    references = env_utils.reference_scores(args.env_id, args.demos)  # scores of "expert" and "random" [agents]
     args.total_timesteps = env_utils.total_timesteps(args, envs)
     if args.learning_starts >= args.total_timesteps:
         raise UserError(
@@ -570,7 +570,7 @@ def main(args: Args) -> None:
         )
     expert_obs, expert_actions, expert_next_obs = (torch.as_tensor(x, device=device) for x in demos.transitions())
     if len(expert_obs) < args.batch_size:
-        print(f"warning: {len(expert_obs)} expert transitions for batches of {args.batch_size}: drawn with repetition")
+        print(f"warning: only {len(expert_obs)} expert transitions for batches of {args.batch_size}")
 
     if not checkpoint:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
@@ -627,7 +627,7 @@ def main(args: Args) -> None:
         # Log
         if seen and recent_returns and step // args.log_every > previous // args.log_every:
             mean_returns = np.mean(recent_returns, axis=0)
-            nss = env_utils.normalized_score_similarity(mean_returns, expert_score, random_score).mean()
+            nss = env_utils.mean_nss(mean_returns, references)
             for agent, value in zip(envs.agents, mean_returns):
                 writer.add_scalar(f"charts/episodic_return-{agent}", value, step)
             for name, value in {
@@ -680,15 +680,14 @@ def main(args: Args) -> None:
     header = {"gamma": args.gamma, "decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
     header |= {"hidden_size": args.hidden_size, "reward": "g"}
     env_utils.save_reward(run_folder / "reward.safetensors", disc.state_dict(), header, args.env_id, envs)
-    training_nss = env_utils.normalized_score_similarity(np.mean(recent_returns, 0), expert_score, random_score)
     training = {
         "steps": step,
         "episodes": step // envs.episode_length,
         "seconds": round(seconds_before + time.time() - started),
-        "nss_last_500_training_episodes": float(training_nss.mean()),
+        "nss_last_500_training_episodes": env_utils.mean_nss(np.mean(recent_returns, 0), references),
+        "true_reward": args.debug_true_reward,
     }
-    scores = {"expert": expert_score, "random": random_score}
-    env_utils.report_run(run_folder, "madaac_discrete.py", args, envs, writer, scores, training)
+    env_utils.report_run(run_folder, "madaac_discrete.py", args, envs, writer, references, training)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Args:
     critic_kl_clip: float = 0.01
     """the same for the value functions"""
     joint_optimizer: bool = False
-    """one KFAC for an agent's policy and value function, under one bound, as in the released code"""
+    """one KFAC for an agent's policy and value function, under --policy-lr and --kl-clip, as in the released code"""
     momentum: float = 0.9
     """momentum of KFAC's steps"""
     stat_decay: float = 0.99
@@ -117,7 +117,7 @@ class Args:
     disc_lr: float = 0.01
     """Adam step size of the discriminators"""
     disc_batch_size: int = 1000
-    """transitions of the learner, and as many of the expert, in a discriminator's update"""
+    """transitions of the expert (drawn with replacement), and at most as many of the learner, in an update"""
     disc_history: int = 1
     """how many of the latest rollouts the learner's transitions are drawn from; 1 is on-policy"""
     disc_entropy: float = 0.01
@@ -416,6 +416,12 @@ def log_pi(policies: Policies, obs: torch.Tensor, actions: torch.Tensor, args: A
         return taken(policies(obs), actions).clamp(min=args.log_prob_min)
 
 
+def logits_expert_is_high(nets: SimpleNamespace, transitions: list[torch.Tensor], args: Args) -> torch.Tensor:
+    """The logit of D_i [agents, batch], f_i - log pi_i(a_i | o_i), of obs, actions, next_obs, agents first."""
+    obs, actions, _ = transitions
+    return nets.discriminators(*transitions) - log_pi(nets.policies, obs, actions, args)
+
+
 def agents_first(x: torch.Tensor) -> torch.Tensor:
     """[steps, envs, agents, ...] -> [agents, steps * envs, ...]"""
     return x.flatten(0, 1).transpose(0, 1)
@@ -454,8 +460,8 @@ def mack_update(rollout, advantages, returns, nets: SimpleNamespace, args: Args,
     log_prob = taken(log_probs, actions)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean(1)  # [agents]
     values = nets.values(obs, actions, rollout.time_over.flatten(), seen_v)
-    # Log-likelihoods of samples from the models themselves: the actions are such, and for V, a Gaussian's mean, noise
-    # stands for v + noise. Squared error without 1/2, as in the released code: it makes that Gaussian's variance 1/2.
+    # Log-likelihoods of samples from the models themselves: actions are such, and for V, a Gaussian's mean, v + noise.
+    # The squared error lacks its 1/2, as in the released code: gradients are 2 noise, and V's output has G of about 4.
     policy_likelihood = log_prob.mean(1).sum()
     value_likelihood = -(values - (values + torch.randn_like(values)).detach()).square().mean(1).sum()
     likelihood, seen = policy_likelihood + value_likelihood, seen_pi + seen_v
@@ -490,8 +496,7 @@ def mack_update(rollout, advantages, returns, nets: SimpleNamespace, args: Args,
 
 def discriminator_update(learner, expert, nets: SimpleNamespace, args: Args) -> dict:
     """One Adam step of the discriminators; learner and expert: obs, actions, next_obs, agents first."""
-    obs, actions, next_obs = (torch.cat([a, b], 1) for a, b in zip(learner, expert))
-    logits = nets.discriminators(obs, actions, next_obs) - log_pi(nets.policies, obs, actions, args)
+    logits = logits_expert_is_high(nets, [torch.cat([a, b], 1) for a, b in zip(learner, expert)], args)
     loss, seen = discriminator_loss(logits, learner[0].shape[1], args.disc_entropy)
     nets.disc_optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -544,12 +549,12 @@ def main(args: Args) -> None:
     if args.capture_video:
         env_utils.require_can_draw(envs)
     demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
-    expert_score, random_score = env_utils.reference_scores(args.env_id, args.demos)
+    references = env_utils.reference_scores(args.env_id, args.demos)  # scores of "expert" and "random" [agents]
     args.total_timesteps = env_utils.total_timesteps(args, envs)
     expert_transitions = [torch.as_tensor(x, device=device) for x in demos.transitions()]  # obs, actions, next_obs
     num_expert = len(expert_transitions[0])
     if num_expert < args.disc_batch_size:
-        print(f"warning: {num_expert} expert transitions for batches of {args.disc_batch_size}: drawn with repetition")
+        print(f"warning: only {num_expert} expert transitions for batches of {args.disc_batch_size}")
 
     if not checkpoint:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
@@ -612,7 +617,7 @@ def main(args: Args) -> None:
         # Rewards: r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i), with the current discriminator.
         transitions = [agents_first(part) for part in (rollout.obs, rollout.actions, rollout.final_obs)]
         with torch.no_grad():
-            learned = nets.discriminators(*transitions) - log_pi(nets.policies, *transitions[:2], args)
+            learned = logits_expert_is_high(nets, transitions, args)
         rewards = rollout.rewards if args.true_reward else learned.T.view(*shape, num_agents)
 
         # Policies and value functions
@@ -633,7 +638,7 @@ def main(args: Args) -> None:
         # Log
         if recent_returns and step // args.log_every > previous // args.log_every:
             mean_returns = np.mean(recent_returns, axis=0)
-            nss = env_utils.normalized_score_similarity(mean_returns, expert_score, random_score).mean()
+            nss = env_utils.mean_nss(mean_returns, references)
             for agent, value in zip(envs.agents, mean_returns):
                 writer.add_scalar(f"charts/episodic_return-{agent}", value, step)
             for name, value in {
@@ -652,6 +657,7 @@ def main(args: Args) -> None:
                 "discriminator/accuracy_expert": seen["accuracy_expert"],
                 "discriminator/reward_mean": learned.mean(),
                 "discriminator/reward_std": learned.std(),
+                "discriminator/log_pi_percentile_1": log_pi(nets.policies, *transitions[:2], args).quantile(0.01),
                 "gradients/critic": seen["value_norms"].max(),
                 "gradients/policy_step_shortened_to": seen["policy_step"],
                 "gradients/value_step_shortened_to": seen["value_step"],
@@ -687,15 +693,14 @@ def main(args: Args) -> None:
     header = {"gamma": args.gamma, "decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
     header |= {"hidden_size": args.hidden_size, "reward": "g"}
     env_utils.save_reward(run_folder / "reward.safetensors", disc.state_dict(), header, args.env_id, envs)
-    training_nss = env_utils.normalized_score_similarity(np.mean(recent_returns, 0), expert_score, random_score)
     training = {
         "steps": step,
         "episodes": step // envs.episode_length,
         "seconds": round(seconds_before + time.time() - started),
-        "nss_last_500_training_episodes": float(training_nss.mean()),
+        "nss_last_500_training_episodes": env_utils.mean_nss(np.mean(recent_returns, 0), references),
+        "true_reward": args.true_reward,
     }
-    scores = {"expert": expert_score, "random": random_score}
-    env_utils.report_run(run_folder, "mairl_mack.py", args, envs, writer, scores, training)
+    env_utils.report_run(run_folder, "mairl_mack.py", args, envs, writer, references, training)
 
 
 if __name__ == "__main__":

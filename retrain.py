@@ -51,7 +51,7 @@ class Args:
     """where run folders go"""
     resume: str = ""
     """a run folder of this script to go on with; its config.json takes the place of all other arguments"""
-    save_every: int = 60
+    save_every: int = 300
     """seconds between checkpoints at the least"""
     log_every: int = 10_000
     """environment steps between TensorBoard points"""
@@ -59,12 +59,17 @@ class Args:
     """fresh episodes of the evaluation at the end, stochastic and greedy"""
 
     # Task
+    demos: str = ""
+    """taken from the run: its own file of demonstrations, whose mean score is the expert's"""
     total_timesteps: int = 0
     """environment steps over all copies; 0 is the paper's 50,000 episodes, 100,000 for rover_tower"""
     true_reward: bool = False
     """train on the task's own reward instead, through the same code: what the learner can reach at best"""
     env_id: str = ""
     """the task of --true-reward without a --run; else it is the run's"""
+
+    reward_sha256: str = ""
+    """filled in: of the run's reward.safetensors, so that a resumed run goes on with the same reward"""
 
     # Algorithm
     rl: Literal["auto", "mack", "maac"] = "auto"
@@ -76,9 +81,9 @@ class Args:
     hidden_size: int = 128
     """units of every hidden layer"""
     anneal_lr: bool = False
-    """let all step sizes fall linearly to zero"""
+    """let all step sizes fall linearly to zero, and MACK's KL clips with their squares"""
 
-    # MACK
+    # MACK; MAAC does without these
     num_steps: int = 25
     """steps of each copy in a rollout; copies times steps is the batch"""
     gae_lambda: float = 0.95
@@ -110,20 +115,20 @@ class Args:
     critic_sees_time: bool = False
     """tell the value functions how much of the episode is over (policies never know)"""
 
-    # MAAC
+    # MAAC; MACK does without these
     buffer_size: int = 1_250_000
     """transitions in the replay buffer"""
     batch_size: int = 1000
-    """transitions of the learner, and as many of the expert, in an update"""
+    """transitions in an update"""
     learning_starts: int = 1000
     """environment steps before the first update"""
     policy_lr: float = 1e-3
     """Adam step size of the policies"""
     critic_lr: float = 1e-3
     """Adam step size of the critic"""
-    policy_tau: float = 0.01
+    policy_tau: float = 5e-4
     """target policy update rate"""
-    critic_tau: float = 0.01
+    critic_tau: float = 5e-4
     """target critic update rate"""
     alpha: float = 0.01
     """policy entropy coefficient"""
@@ -379,8 +384,8 @@ def mack_update(rollout, advantages, returns, nets: SimpleNamespace, args: Args,
     log_prob = taken(log_probs, actions)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean(1)  # [agents]
     values = nets.values(obs, actions, rollout.time_over.flatten(), seen_v)
-    # Log-likelihoods of samples from the models themselves: the actions are such, and for V, a Gaussian's mean, noise
-    # stands for v + noise. Squared error without 1/2, as in the released code: it makes that Gaussian's variance 1/2.
+    # Log-likelihoods of samples from the models themselves: actions are such, and for V, a Gaussian's mean, v + noise.
+    # The squared error lacks its 1/2, as in the released code: gradients are 2 noise, and V's output has G of about 4.
     policy_likelihood = log_prob.mean(1).sum()
     value_likelihood = -(values - (values + torch.randn_like(values)).detach()).square().mean(1).sum()
     likelihood, seen = policy_likelihood + value_likelihood, seen_pi + seen_v
@@ -444,6 +449,10 @@ class Mack:
         self.filled = 0
         advantages, returns = advantages_and_returns(self.rollout, self.rollout.rewards, self.nets, self.args)
         return mack_update(self.rollout, advantages, returns, self.nets, self.args, progress_left)
+
+    def forget_unfinished(self) -> None:
+        """Begin the rollout anew: its episodes do not go on."""
+        self.filled = 0
 
     def state_dict(self) -> dict:
         rollout = {name: value for name, value in vars(self.rollout).items() if torch.is_tensor(value)}
@@ -523,37 +532,46 @@ class AttentionCritic(nn.Module):
         return self.head_out(F.leaky_relu(x, inplace=True)), squared_logits, weights
 
 
-class ReplayBuffer(nn.Module):
-    """The latest transitions of all agents, raw, in a ring. A module, so that a checkpoint takes it along."""
+class ReplayBuffer:
+    """The latest transitions of all agents in a ring."""
 
     names = ("obs", "next_obs", "actions", "rewards", "terminated")
 
     def __init__(self, capacity: int, num_agents: int, widest_obs: int):
-        super().__init__()
-        self.register_buffer("obs", torch.zeros(capacity, num_agents, widest_obs))
-        self.register_buffer("next_obs", torch.zeros(capacity, num_agents, widest_obs))
-        self.register_buffer("actions", torch.zeros(capacity, num_agents, dtype=torch.int64))
-        self.register_buffer("rewards", torch.zeros(capacity, num_agents))
-        self.register_buffer("terminated", torch.zeros(capacity))
-        self.register_buffer("added", torch.tensor(0))  # transitions ever added
+        # Not initialised: memory that was never written is never taken from the system.
+        self.obs = torch.empty(capacity, num_agents, widest_obs)
+        self.next_obs = torch.empty(capacity, num_agents, widest_obs)
+        self.actions = torch.empty(capacity, num_agents, dtype=torch.int64)
+        self.rewards = torch.empty(capacity, num_agents)
+        self.terminated = torch.empty(capacity)
+        self.added = 0  # transitions ever added
 
     def add(self, **transitions: torch.Tensor) -> None:
         """One tensor [n, ...] a name of `names`."""
         capacity, n = len(self.terminated), len(transitions["terminated"])
-        rows = (int(self.added) + torch.arange(n, device=self.obs.device)) % capacity
+        rows = (self.added + torch.arange(n)) % capacity
         for name in self.names:
             store = getattr(self, name)
             store[rows] = transitions[name].to(store)
         self.added += n
 
     def __len__(self) -> int:
-        return min(int(self.added), len(self.terminated))
+        return min(self.added, len(self.terminated))
 
     def sample(self, batch: int) -> list[torch.Tensor]:
         """obs, next_obs [agents, batch, widest], actions, rewards [agents, batch], terminated [batch]."""
-        rows = torch.randint(len(self), (batch,), device=self.obs.device)
+        rows = torch.randint(len(self), (batch,))
         picked = [getattr(self, name)[rows] for name in self.names]
         return [part.transpose(0, 1) if part.dim() > 1 else part for part in picked]
+
+    def state_dict(self) -> dict:
+        # Copies: a checkpoint of a slice would hold all of the memory it is a slice of.
+        return {name: getattr(self, name)[: len(self)].clone() for name in self.names} | {"added": self.added}
+
+    def load_state_dict(self, state: dict) -> None:
+        for name in self.names:
+            getattr(self, name)[: len(state[name])] = state[name]
+        self.added = state["added"]
 
 
 def critic_loss(batch, critic, target_critic, target_policies, args: Args) -> tuple[torch.Tensor, dict]:
@@ -658,6 +676,9 @@ class Maac:
             "gradients/critic": critic_norm,
         }
 
+    def forget_unfinished(self) -> None:
+        """Nothing to forget: every transition stands by itself."""
+
     def state_dict(self) -> dict:
         return {name: part.state_dict() for name, part in vars(self.nets).items()}
 
@@ -671,9 +692,12 @@ class Maac:
 
 def pearson(learned: np.ndarray, true: np.ndarray) -> np.ndarray:
     """Correlation over steps of rewards [steps, agents], per agent; nan where one of the two does not vary."""
-    learned, true = (x - x.mean(0) for x in (learned.astype(np.float64), true.astype(np.float64)))
+    varies, centred = True, []
+    for x in (learned.astype(np.float64), true.astype(np.float64)):
+        varies = varies & (x.std(0) > 1e-6 * np.abs(x).max(0))  # more than float32's rounding
+        centred.append(x - x.mean(0))
+    learned, true = centred
     lengths = np.sqrt((learned**2).sum(0) * (true**2).sum(0))
-    varies = lengths > 1e-12
     return np.where(varies, (learned * true).sum(0) / np.where(varies, lengths, 1.0), np.nan)
 
 
@@ -692,6 +716,8 @@ def source(args: Args) -> tuple[str, str, env_utils.LearnedReward | None]:
             raise UserError("name the run whose reward to train on with --run, or --true-reward with --env-id")
         return args.env_id, "", None
     reward = env_utils.learned_reward(args.run)
+    if args.reward_sha256 and args.reward_sha256 != env_utils.sha256(Path(args.run) / "reward.safetensors"):
+        raise UserError(f"the reward in {args.run} is not the one that this run began with")
     if args.env_id and not env_utils.same_task(args.env_id, reward.env_id):
         raise UserError(f"{args.run} is a run on {reward.env_id}, not on {args.env_id}")
     config = Path(args.run) / "config.json"
@@ -711,6 +737,13 @@ def check_args(args: Args) -> None:
     for name in ("kl_clip", "critic_kl_clip", "damping", "kfac_lr"):
         if not getattr(args, name) > 0:
             raise UserError(f"--{name.replace('_', '-')} must be above 0, got {getattr(args, name)}")
+    for name in ("momentum", "stat_decay"):
+        if not 0 <= getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be from 0 to below 1, got {getattr(args, name)}")
+    if args.eigen_every < 1:
+        raise UserError(f"--eigen-every must be at least 1, got {args.eigen_every}")
+    if args.rl == "mack" and args.num_envs * args.num_steps < 2:
+        raise UserError("--num-envs times --num-steps, the batch, must be at least 2")
 
 
 def main(args: Args) -> None:
@@ -719,7 +752,10 @@ def main(args: Args) -> None:
         run_folder = Path(args.resume)
         checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
         args = env_utils.read_config(run_folder, Args)
-    args.env_id, demos, reward = source(args)
+    args.env_id, args.demos, reward = source(args)
+    if args.run:
+        args.run = str(Path(args.run).resolve())
+        args.reward_sha256 = env_utils.sha256(Path(args.run) / "reward.safetensors")
     if args.rl == "auto":
         args.rl = "maac" if args.env_id.startswith("rover_tower") else "mack"
     args.num_envs = args.num_envs or (40 if args.rl == "mack" else 100)
@@ -735,8 +771,11 @@ def main(args: Args) -> None:
         raise UserError(f"{args.env_id} has one agent; MAAC's critic attends to others and needs at least two")
     if args.capture_video:
         env_utils.require_can_draw(envs)
-    expert_score, random_score = env_utils.reference_scores(args.env_id, demos)
+    references = env_utils.reference_scores(args.env_id, args.demos)  # scores of "expert" and "random" [agents]
     args.total_timesteps = env_utils.total_timesteps(args, envs)
+    needed = args.num_envs * args.num_steps if args.rl == "mack" else args.learning_starts
+    if needed > args.total_timesteps:
+        raise UserError(f"the first update comes after {needed} steps, beyond the {args.total_timesteps} of the run")
 
     if not checkpoint:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
@@ -759,6 +798,7 @@ def main(args: Args) -> None:
         obs = envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"]))
         if not np.array_equal(obs, checkpoint["obs"]):  # a task that cannot be put back starts new episodes
             episode_return[:], age[:] = 0.0, 0.0
+            learner.forget_unfinished()
         env_utils.set_rng_state(checkpoint["rng"])
 
     print(f"run folder: {run_folder}")
@@ -799,7 +839,7 @@ def main(args: Args) -> None:
         # Log
         if seen and recent_returns and step // args.log_every > previous // args.log_every:
             mean_returns = np.mean(recent_returns, axis=0)
-            nss = env_utils.normalized_score_similarity(mean_returns, expert_score, random_score).mean()
+            nss = env_utils.mean_nss(mean_returns, references)
             pcc = pearson(*(np.concatenate(parts) for parts in zip(*paid)))
             known = pcc[~np.isnan(pcc)]
             last_pcc = float(known.mean()) if len(known) else None
@@ -841,7 +881,6 @@ def main(args: Args) -> None:
     progress.close()
 
     env_utils.save_policy(run_folder / "policy.safetensors", policy_tensors(learner.nets.policies), args.env_id, envs)
-    training_nss = env_utils.normalized_score_similarity(np.mean(recent_returns, 0), expert_score, random_score)
     training = {
         "reward_of": args.run,
         "true_reward": args.true_reward,
@@ -849,11 +888,10 @@ def main(args: Args) -> None:
         "steps": step,
         "episodes": step // envs.episode_length,
         "seconds": round(seconds_before + time.time() - started),
-        "nss_last_500_training_episodes": float(training_nss.mean()),
+        "nss_last_500_training_episodes": env_utils.mean_nss(np.mean(recent_returns, 0), references),
         "pcc": last_pcc,
     }
-    scores = {"expert": expert_score, "random": random_score}
-    env_utils.report_run(run_folder, "retrain.py", args, envs, writer, scores, training)
+    env_utils.report_run(run_folder, "retrain.py", args, envs, writer, references, training)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_the_expert_has_an_nss_of_one_and_random_play_of_zero(env_id):
     args = eval_nss.Args(episodes=500)
     random = env_utils.random_actions(env_utils.make_envs(env_id, 1).num_actions, 5)
     expert = env_utils.load_policy(env_utils.EXPERTS / env_id / "policy.safetensors").greedy
-    found = eval_nss.evaluate(env_id, {"expert_again": expert, "random_again": random}, "", args)
+    found = eval_nss.evaluate(env_id, {"expert_again": expert, "random_again": random}, {}, args)
     for name, expected in (("expert_again", 1.0), ("random_again", 0.0)):
         for nss, half in zip(found[name]["nss"], found[name]["nss_interval_95"]):
             assert abs(nss - expected) < 1.5 * half
@@ -67,9 +67,30 @@ def test_nss_and_its_interval_equal_plain_formulas():
     assert found["mean"] == pytest.approx(found["nss"].mean())
 
 
+def test_an_agent_without_a_gap_has_no_nss_and_the_rest_have(tmp_path):
+    references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.1)), "random": (np.array([1.0, 0.0]), np.full(2, 0.1))}
+    found = eval_nss.nss_with_interval(np.array([[1.0, 2.0], [1.0, 3.0]]), references)
+    assert np.isnan(found["nss"][0])
+    assert found["mean"] == pytest.approx(0.5)
+    env_utils.write_json(tmp_path / "x.json", {"nss": found["nss"].tolist()})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"nss": [None, 0.5]}
+
+
+def test_an_expert_run_cut_short_is_evaluated_with_its_normaliser(tmp_path):
+    """Weights that see only normalised observations: a policy that goes by the sign of the first one."""
+    envs = env_utils.make_envs(TASK, 1)
+    weight, bias = torch.zeros(2, 11, 5), torch.zeros(2, 1, 5)
+    weight[:, 0, 1] = 1.0
+    stats = {"mean": torch.full((2, 11), 7.0, dtype=torch.float64), "var": torch.ones(2, 11, dtype=torch.float64)}
+    state = {"policies": {"layers.0.weight": weight, "layers.0.bias": bias}, "obs_stats": stats}
+    policy = eval_nss.policy_of_checkpoint(state, TASK, envs)
+    obs = np.full((1, 2, 11), 6.0, dtype=np.float32)
+    assert policy.logits(obs)[0, 1, 1] == pytest.approx(-1.0)
+
+
 def test_agents_whose_references_are_too_close_are_named():
     references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.5)), "random": (np.zeros(2), np.full(2, 0.5))}
-    assert eval_nss.too_close(["slow", "fast"], references) == ["slow"]
+    assert env_utils.too_close(["slow", "fast"], references) == ["slow"]
 
 
 @pytest.fixture(scope="module", params=["madaac_discrete", "mairl_mack", "magail_mack"])
@@ -121,7 +142,9 @@ def test_a_video_of_expert_and_learner(tmp_path):
         (["--policy", "expert", "--env-id", "simple_crypto"], "train_expert_maac.py --env-id simple_crypto"),
         (["--policy", "random", "--env-id", "no_such_task"], "no_such_task"),
         (["EMPTY", "--episodes", "1"], "--episodes must be at least 2"),
-        (["FOREIGN"], "is not the config of a run"),
+        (["FOREIGN"], "is not that of a run"),
+        (["EMPTY", "--env-id", "keep_away"], "--env-id is for --policy only"),
+        (["EMPTY", "--video", "both"], "must end in .mp4"),
         (["UNINSTALLED"], "no_such_package"),
         (["NEW"], "no policy yet"),
         (["MISMATCH"], "another task"),
@@ -149,22 +172,28 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
 # Recovered rewards
 
 
-@pytest.mark.parametrize("script", [madaac, mairl, magail], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script, form",
+    [(madaac, "g"), (mairl, "g"), *((magail, form) for form in ("log_d", "logit", "softplus", "centered"))],
+    ids=lambda part: getattr(part, "__name__", part),
+)
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
-def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
+def test_a_learned_reward_is_what_the_discriminator_computed(script, form, kind, tmp_path):
     torch.manual_seed(0)
     envs = env_utils.make_envs("keep_away", 30, 0)  # agents of unequal sizes
     obs, actions = envs.reset(), env_utils.random_actions(envs.num_actions, 0)(np.zeros(30))
-    disc = script.make_networks(envs.obs_sizes, envs.num_actions, script.Args(discriminator=kind)).discriminators
-    header = {"decentralized": disc.decentralized, "sees_actions": disc.sees_actions}
-    header |= {"kind": "gail_reward", "reward": "log_d"} if script is magail else {"reward": "g"}
+    args = script.Args(discriminator=kind, **({"disc_reward": form} if script is magail else {}))
+    disc = script.make_networks(envs.obs_sizes, envs.num_actions, args).discriminators
+    header = {"decentralized": disc.decentralized, "sees_actions": disc.sees_actions, "reward": form}
+    header |= {"kind": "gail_reward"} if script is magail else {}
     path = tmp_path / "reward.safetensors"
     env_utils.save_reward(path, disc.state_dict(), header, "keep_away", envs)
     reward = env_utils.learned_reward(tmp_path, envs)
     with torch.no_grad():
         expected = disc.reward(torch.as_tensor(obs).transpose(0, 1), torch.as_tensor(actions).T).T
     np.testing.assert_allclose(reward(obs, actions), expected, atol=1e-6)
-    if script is magail:
+    np.testing.assert_allclose(reward(obs.astype(np.float64), actions), expected, atol=1e-6)
+    if form == "log_d":
         assert (reward(obs, actions) < 0).all()  # log D
 
 
@@ -197,5 +226,7 @@ def test_a_reward_for_another_task_is_refused(a_run, tmp_path):
         env_utils.learned_reward_env(a_run, parallel_env("keep_away"))
     with pytest.raises(env_utils.UserError, match="an expert"):
         env_utils.learned_reward(env_utils.EXPERTS / TASK)
+    with pytest.raises(env_utils.UserError, match="there is no run"):
+        env_utils.learned_reward(tmp_path / "nowhere")
     with pytest.raises(env_utils.UserError, match="not a run"):
         env_utils.learned_reward(tmp_path)

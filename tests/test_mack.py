@@ -185,8 +185,32 @@ def test_running_factors_and_momentum():
         moves.append(before - layer.weight.detach())
     expected = 0.9 * first[0].T @ first[0] / 20 + 0.1 * second[0].T @ second[0] / 20
     torch.testing.assert_close(kfac.factors[0][0][0], expected)
+    # lr is 0.5, and a step has 1 - momentum of the direction.
+    fisher = torch.kron(first[0].T @ first[0] / 20, gradients[0].T @ gradients[0] / 20)
+    ones = torch.ones(12, dtype=torch.float64)
+    direction = torch.linalg.solve(fisher + 0.01 * torch.eye(12, dtype=torch.float64), ones).view(4, 3)
+    torch.testing.assert_close(moves[0][0], 0.5 * (1 - 0.5) * direction)
     # Eigenvectors are ten updates old at the most: the second step has the direction of the first, and half again.
     torch.testing.assert_close(moves[1], 1.5 * moves[0])
+
+
+@pytest.mark.parametrize("kl_clip", [1e9, 1e-4])
+def test_annealing_shortens_steps_clipped_or_not(kl_clip):
+    """Half of the step size, and a quarter of the bound of the squared length: half of the step."""
+
+    def moved(progress_left):
+        torch.manual_seed(0)
+        layer, kfac = linear_kfac(mairl)
+        kfac.kl_clip = kl_clip
+        inputs, gradients = torch.randn(2, 20, 4, dtype=torch.float64), torch.randn(2, 20, 3, dtype=torch.float64)
+        kfac.observe([(inputs, None)], [gradients / 20])
+        layer.weight.grad, layer.bias.grad = torch.ones_like(layer.weight), torch.ones_like(layer.bias)
+        before = layer.weight.detach().clone()
+        shortened = kfac.step(progress_left)
+        assert (shortened < 1).all() == (kl_clip < 1)
+        return before - layer.weight.detach()
+
+    torch.testing.assert_close(moved(0.5), 0.5 * moved(1.0))
 
 
 def test_the_kl_divergence_of_a_step_stays_near_its_bound():
@@ -219,24 +243,31 @@ def test_the_kl_divergence_of_a_step_stays_near_its_bound():
 
 @BOTH
 def test_agents_in_the_stack_do_not_influence_one_another(script):
-    """Observations of agent 1 alone change, and its advantages: the others' policies take the same steps."""
+    """Observations of agent 1 alone change, and its advantages: the others' policies take the same steps.
 
-    def policies_after(change):
+    Of the value functions, which see all observations, only the targets of agent 1 change.
+    """
+
+    def after(change):
         torch.manual_seed(0)
         args = small_args(script)
         nets = script.make_networks(*SIZES, args)
         for k in range(3):
             rollout = random_rollout(k)
-            advantages = torch.randn(3, 40)
-            if change:
+            advantages, returns = torch.randn(3, 40), torch.randn(3, 40)
+            if change == "policies":
                 rollout.obs[:, :, 1] *= 2
                 advantages[1] *= -1
-            script.mack_update(rollout, advantages, torch.zeros(3, 40), nets, args)
-        return nets.policies
+            if change == "values":
+                returns[1] += 30.0  # far enough for its gradient to be clipped
+            script.mack_update(rollout, advantages, returns, nets, args)
+        return nets
 
-    for one, other in zip(policies_after(False).parameters(), policies_after(True).parameters()):
-        assert torch.equal(one[[0, 2]], other[[0, 2]])
-        assert not torch.equal(one[1], other[1])
+    for name in ("policies", "values"):
+        one, other = (getattr(after(change), name) for change in ("", name))
+        for before, changed in zip(one.parameters(), other.parameters()):
+            assert torch.equal(before[[0, 2]], changed[[0, 2]])
+            assert not torch.equal(before[1], changed[1])
 
 
 def test_a_value_function_sees_everything_but_its_own_agents_action():
@@ -257,11 +288,21 @@ def test_a_value_function_sees_everything_but_its_own_agents_action():
 
 
 def test_one_joint_optimizer_shortens_policy_and_value_steps_alike():
-    torch.manual_seed(0)
-    args = small_args(joint_optimizer=True, kl_clip=1e-6)
-    nets = mairl.make_networks(*SIZES, args)
-    seen = mairl.mack_update(random_rollout(), torch.randn(3, 40), torch.randn(3, 40), nets, args)
-    assert seen["policy_step"] == seen["value_step"] < 1
+    def moves(kl_clip):
+        torch.manual_seed(0)
+        nets = mairl.make_networks(*SIZES, args := small_args(joint_optimizer=True, kl_clip=kl_clip))
+        parameters = [*nets.policies.parameters(), *nets.values.parameters()]
+        before = [parameter.detach().clone() for parameter in parameters]
+        mairl.mack_update(random_rollout(), torch.randn(3, 40), torch.randn(3, 40), nets, args)
+        return [new.detach() - old for new, old in zip(parameters, before)]
+
+    ratios = [  # [agents] of each parameter: how much of the full step was taken
+        (clipped * full).flatten(1).sum(1) / full.square().flatten(1).sum(1)
+        for clipped, full in zip(moves(1e-4), moves(1e9))
+    ]
+    for ratio in ratios[1:]:
+        torch.testing.assert_close(ratio, ratios[0], rtol=1e-3, atol=1e-5)
+    assert (ratios[0] < 0.9).all()
 
 
 # Advantages
@@ -373,6 +414,30 @@ def test_mairl_logits_equal_plain_formulas_in_double_precision():
             assert f[i, b].item() == pytest.approx(own_g + 0.9 * next_h - own_h, abs=1e-5)
 
 
+def test_mairl_rewards_and_the_discriminators_data_are_f_minus_log_pi_clamped(monkeypatch):
+    torch.manual_seed(0)
+    args = small_args(log_prob_min=-3.0)
+    nets = mairl.make_networks(*SIZES, args)
+    with torch.no_grad():
+        nets.policies.mlp.layers[2].weight.mul_(300)  # from next to uniform to peaked
+    transitions = random_transitions()
+    obs, actions, _ = transitions
+    found, clamped = mairl.logits_expert_is_high(nets, transitions, args), 0
+    f = nets.discriminators(*transitions)
+    for i in range(3):
+        for b in range(6):
+            logits = nets.policies.mlp(obs)[i, b, : SIZES[1][i]].double()
+            log_prob = (logits[actions[i, b]] - logits.exp().sum().log()).item()
+            clamped += log_prob < -3.0
+            assert found[i, b].item() == pytest.approx(f[i, b].item() - max(log_prob, -3.0), abs=1e-4)
+    assert 0 < clamped < 18
+    used = []
+    plain = mairl.discriminator_loss
+    monkeypatch.setattr(mairl, "discriminator_loss", lambda *given: used.append(given[0].detach()) or plain(*given))
+    mairl.discriminator_update(transitions, random_transitions(1), nets, args)
+    torch.testing.assert_close(used[0][:, :6], found.detach())
+
+
 FORMS = {
     "log_d": lambda d: np.log(d),
     "logit": lambda d: np.log(d) - np.log(1 - d),
@@ -403,8 +468,9 @@ def test_a_discriminator_step_raises_the_experts_logit_and_lowers_the_learners(s
     learner, expert = random_transitions(1, 64)[:parts], random_transitions(2, 64)[:parts]
 
     def logits(transitions):
-        logit = nets.discriminators(*transitions)
-        return logit - mairl.log_pi(nets.policies, *transitions[:2], args) if script is mairl else logit
+        if script is mairl:
+            return mairl.logits_expert_is_high(nets, transitions, args)
+        return nets.discriminators(*transitions)
 
     before = logits(learner).mean(1), logits(expert).mean(1)
     policies = [parameter.detach().clone() for parameter in nets.policies.parameters()]
@@ -514,7 +580,7 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     run_folder = next((tmp_path / "runs").iterdir())
-    assert not (run_folder / "summary.json").exists(), "the run ended before it could be killed"
+    assert env_utils.load_checkpoint(run_folder / "checkpoint.pt")["step"] < 6000, "ended before it could be killed"
     run(script, "--resume", run_folder)
     for name in ("policy.safetensors", "reward.safetensors"):
         assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
