@@ -118,6 +118,8 @@ class Args:
     """Adam step size of the discriminators"""
     disc_batch_size: int = 1000
     """transitions of the expert (drawn with replacement), and at most as many of the learner, in an update"""
+    disc_minibatches: int = 1
+    """Adam steps of the discriminators a rollout: its transitions are dealt out to as many minibatches"""
     disc_history: int = 1
     """how many of the latest rollouts the learner's transitions are drawn from; 1 is on-policy"""
     disc_entropy: float = 0.01
@@ -126,6 +128,8 @@ class Args:
     """clip the norm of the gradient, of each agent's discriminator if decentralized"""
     log_prob_min: float = -20.0
     """log pi in the discriminator is at least this, so that a reward cannot run off to infinity"""
+    reward_clip: float = 0.0
+    """keep learned rewards within plus and minus this; 0 does not"""
     true_reward: bool = False
     """train MACK on the task's own reward, to tell a broken learner from a broken reward"""
 
@@ -527,7 +531,7 @@ def check_args(args: Args) -> None:
     for name in ("momentum", "stat_decay"):
         if not 0 <= getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be from 0 to below 1, got {getattr(args, name)}")
-    for name in ("eigen_every", "disc_batch_size", "disc_history"):
+    for name in ("eigen_every", "disc_batch_size", "disc_minibatches", "disc_history"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.num_envs * args.num_steps < 2:
@@ -618,6 +622,8 @@ def main(args: Args) -> None:
         transitions = [agents_first(part) for part in (rollout.obs, rollout.actions, rollout.final_obs)]
         with torch.no_grad():
             learned = logits_expert_is_high(nets, transitions, args)
+        if args.reward_clip:
+            learned = learned.clamp(-args.reward_clip, args.reward_clip)
         rewards = rollout.rewards if args.true_reward else learned.T.view(*shape, num_agents)
 
         # Policies and value functions
@@ -633,7 +639,9 @@ def main(args: Args) -> None:
         expert_rows = torch.randint(num_expert, (args.disc_batch_size,), device=device)
         expert = [part[expert_rows].transpose(0, 1) for part in expert_transitions]
         nets.disc_optimizer.param_groups[0]["lr"] = args.disc_lr * progress_left
-        seen |= discriminator_update(learner, expert, nets, args)
+        for k in range(args.disc_minibatches):
+            minibatch = [[part[:, k :: args.disc_minibatches] for part in side] for side in (learner, expert)]
+            seen |= discriminator_update(*minibatch, nets, args)
 
         # Log
         if recent_returns and step // args.log_every > previous // args.log_every:

@@ -38,7 +38,11 @@ def command(card: dict) -> str:
     paper_steps = (100_000 if card["env_id"].startswith("rover_tower") else 50_000) * 25
     if training["steps"] != paper_steps:
         words.append(f"--total-timesteps {training['steps']}")
-    for name, value in training["args"].items():
+    arguments = dict(training["args"])
+    if "regularization" in arguments:  # of older cards: one weight for attention's and policies' logits
+        weight = arguments.pop("regularization")
+        arguments |= {"attention_regularization": weight, "logit_regularization": weight}
+    for name, value in arguments.items():
         if name in defaults and name not in NOT_PART_OF_A_COMMAND and value != defaults[name]:
             flag = f"--{name.replace('_', '-')}"
             words.append(flag if value is True else f"{flag} {value}")

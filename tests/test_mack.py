@@ -539,6 +539,7 @@ def small(folder, **changes):
     options = {
         "env-id": TASK, "runs": folder / "runs", "seed": 3, "total-timesteps": 6000, "num-envs": 20,
         "disc-batch-size": 300, "hidden-size": 32, "eval-episodes": 20, "log-every": 500, "disc-history": 3,
+        "disc-minibatches": 2,
     } | changes  # fmt: skip
     return [part for name, value in options.items() for part in (f"--{name}", value)]
 
@@ -591,7 +592,12 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
 def test_it_imitates(tmp_path, script, kind):
     """Short runs must leave random play (NSS 0, within 0.05 over 200 episodes) far behind; broken rewards cannot."""
     changes = {"num-envs": 40, "disc-batch-size": 1000, "eval-episodes": 200, "total-timesteps": 100_000}
-    run(script, *small(tmp_path, **changes, **{"disc-history": 1, "hidden-size": 64, "discriminator": kind}))
+    run(
+        script,
+        *small(
+            tmp_path, **changes, **{"disc-history": 1, "disc-minibatches": 1, "hidden-size": 64, "discriminator": kind}
+        ),
+    )
     summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
     assert summary["stochastic"]["nss"] > 0.4, summary
 
