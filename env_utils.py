@@ -540,10 +540,15 @@ class SavedPolicy:
         self.header, self.tensors = header, tensors
         self.num_actions = torch.tensor(header["num_actions"])
         self.num_layers = sum(name.startswith("weight_") for name in tensors)
+
+    def checked(self) -> "SavedPolicy":
+        """Itself, if its weights fit what its header says of agents, observations and actions."""
+        header, tensors = self.header, self.tensors
         shapes = [tuple(tensors[f"weight_{k}"].shape) for k in range(self.num_layers) if f"weight_{k}" in tensors]
         agents, size_in, size_out = len(header["agents"]), max(header["obs_sizes"]), max(header["num_actions"])
         if not shapes or shapes[0][:2] != (agents, size_in) or shapes[-1][::2] != (agents, size_out):
             raise UserError(f"a policy's weights {shapes} do not fit its task {header['env_id']}")
+        return self
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -623,7 +628,7 @@ def _load_tensors(path: Path, what: str, kinds: tuple[str, ...], envs) -> tuple[
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:
     """Rebuild a policy from its file; with `envs`, it must fit that task."""
-    return SavedPolicy(*_load_tensors(path, "policy", ("stacked_mlp_policy",), envs))
+    return SavedPolicy(*_load_tensors(path, "policy", ("stacked_mlp_policy",), envs)).checked()
 
 
 # Recovered rewards

@@ -81,7 +81,7 @@ def policy_of_checkpoint(state: dict, env_id: str, envs) -> env_utils.SavedPolic
         tensors |= {f"obs_{name}": state["obs_stats"][name].float() for name in ("mean", "var")}
     names = ("agents", "obs_sizes", "num_actions")
     header = {"env_id": env_id, **{name: np.asarray(getattr(envs, name)).tolist() for name in names}}
-    return env_utils.SavedPolicy(tensors, header)
+    return env_utils.SavedPolicy(tensors, header).checked()
 
 
 def nss_with_interval(returns: np.ndarray, references: dict) -> dict:

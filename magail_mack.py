@@ -124,6 +124,8 @@ class Args:
     """how many of the latest rollouts the learner's transitions are drawn from; 1 is on-policy"""
     disc_entropy: float = 0.01
     """weight of the discriminators' entropy, which is encouraged"""
+    disc_weight_decay: float = 0.0
+    """L2 regularisation in the discriminators' Adam: this times half the squared weights (the released code has 0.1)"""
     disc_max_grad_norm: float = 10.0
     """clip the norm of the gradient, of each agent's discriminator if decentralized"""
     reward_clip: float = 0.0
@@ -406,7 +408,9 @@ def make_networks(obs_sizes: np.ndarray, num_actions: np.ndarray, args: Args, de
             "policy_kfac": KFAC(policy_layers, args.policy_lr, args.kl_clip, args),
             "value_kfac": KFAC(value_layers, args.critic_lr, args.critic_kl_clip, args),
         }
-    disc_optimizer = torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True)
+    disc_optimizer = torch.optim.Adam(
+        discriminators.parameters(), args.disc_lr, weight_decay=args.disc_weight_decay, fused=True
+    )
     return SimpleNamespace(
         policies=policies, values=values, discriminators=discriminators, disc_optimizer=disc_optimizer, **optimizers
     )
