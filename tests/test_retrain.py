@@ -196,14 +196,15 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
     assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
-@pytest.mark.parametrize("learner, bar", [("mack", 0.4), ("maac", 0.4)])
-def test_a_good_reward_makes_a_good_policy(tmp_path, scripted_run, learner, bar):
+@pytest.mark.parametrize("learner", ["mack", "maac"])
+def test_a_good_reward_makes_a_good_policy(tmp_path, scripted_run, learner):
     """The scripted reward leads to the goal: NSS far above random play's 0, and above what is luck in 200 episodes."""
     changes = {"total-timesteps": 100_000 if learner == "mack" else 50_000, "eval-episodes": 200, "hidden-size": 64}
     changes |= {"num-envs": 40, "batch-size": 256, "buffer-size": 50_000, "log-every": 5000}
+    changes |= {"policy-tau": 0.01, "critic-tau": 0.01, "updates-per-period": 4}  # a short run has no time
     run("--run", scripted_run, "--rl", learner, *small(tmp_path, **changes))
     summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
-    assert summary["stochastic"]["nss"] > bar, summary
+    assert summary["stochastic"]["nss"] > 0.4, summary
 
 
 def test_training_on_the_true_reward_learns_with_a_correlation_of_one(tmp_path):
