@@ -266,15 +266,16 @@ def test_a_shipped_expert_is_what_its_card_says(task):
     policy = load_policy(folder / "policy.safetensors", envs)
     obs, actions, _ = demos.transitions()
     assert (policy.greedy(obs) == actions).mean() > 0.9999  # ties of rounding on other processors
-    # Fresh episodes score as the card says, within three standard errors of both samples.
+    # Fresh episodes score as the card says, within four standard errors of both samples: with the 114 scores of all
+    # experts and of random play compared, one is more than three off in every fourth set, and four in one of 140.
     returns = play_episodes(task, policy.greedy, 500, seed=77)[0]
     mean, half = env_utils.mean_and_interval(returns)
     stated = np.array([score["interval_95"] for score in card["scores"]["expert"].values()])
-    assert (np.abs(mean - env_utils.expert_scores(task)) < 3 / 1.96 * np.hypot(half, stated)).all()
+    assert (np.abs(mean - env_utils.expert_scores(task)) < 4 / 1.96 * np.hypot(half, stated)).all()
     random_returns = play_episodes(task, random_actions(envs.num_actions, 5), 500, seed=78)[0]
     mean, half = env_utils.mean_and_interval(random_returns)
     stated = np.array([score["interval_95"] for score in card["scores"]["random"].values()])
-    assert (np.abs(mean - env_utils.random_scores(task)) < 3.5 / 1.96 * np.hypot(half, stated)).all()
+    assert (np.abs(mean - env_utils.random_scores(task)) < 4 / 1.96 * np.hypot(half, stated)).all()
 
 
 def test_the_demonstrations_of_the_card_are_those_of_the_file():
