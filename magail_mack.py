@@ -525,6 +525,8 @@ def check_args(args: Args) -> None:
     for name in ("eigen_every", "disc_batch_size", "disc_minibatches", "disc_history"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.reward_clip < 0:
+        raise UserError(f"--reward-clip must be 0 (none) or above, got {args.reward_clip}")
     if args.num_envs * args.num_steps < 2:
         raise UserError("--num-envs times --num-steps, the batch, must be at least 2")
 

@@ -24,8 +24,13 @@ class Args:
     """what to draw"""
     out: Path = Path("curves.png")
     """the image to write"""
-    label: tuple[str, ...] = ("alpha", "anneal_lr", "critic_weight_decay")
-    """arguments that tell the lines of a task apart"""
+    label: tuple[str, ...] = (
+        "alpha",
+        "critic_weight_decay",
+        "attention_regularization",
+        "updates_per_period",
+    )
+    """arguments that tell the lines of a task apart; those that do not differ are left out"""
 
 
 def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
@@ -46,13 +51,17 @@ def main(args: Args) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     for axis, (task, runs) in zip(axes.flat, panels.items()):
+        for config, _ in runs:  # older runs have one weight for attention's and policies' logits
+            config.setdefault("attention_regularization", config.get("regularization"))
+        labels = [name for name in args.label if len({str(config.get(name)) for config, _ in runs}) > 1]
         for config, run in runs:
             steps, values = read(run, args.tag)
-            words = [f"{name} {config[name]}" for name in args.label if name in config]
+            words = [f"{name} {config.get(name)}" for name in labels]
             axis.plot([step / 25_000 for step in steps], values, label=", ".join(words), linewidth=1)
         axis.set_title(task, fontsize=10)
         axis.set_xlabel("thousand episodes", fontsize=8)
-        axis.legend(fontsize=6)
+        if labels:
+            axis.legend(fontsize=5)
         axis.grid(alpha=0.3)
     figure.suptitle(args.tag, fontsize=9)
     figure.tight_layout()

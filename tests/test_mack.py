@@ -625,6 +625,7 @@ def test_mack_learns_from_the_true_reward(tmp_path):
         (["--momentum", "1"], "--momentum must be from 0 to below 1"),
         (["--num-steps", "0"], "--num-steps must be at least 1"),
         (["--disc-history", "0"], "--disc-history must be at least 1"),
+        (["--reward-clip", "-1"], "--reward-clip must be 0"),
         (["--gae-lambda", "2"], "--gae-lambda must be from 0 to 1"),
         (["--resume", "nowhere"], "nothing to resume"),
     ],
