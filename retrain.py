@@ -112,8 +112,9 @@ class Args:
     """standardise each agent's advantages over the batch"""
     timeout_bootstrap: bool = False
     """let the value of the last observation stand for what a time limit cut off; default: nothing comes after it"""
-    critic_sees_time: bool = False
-    """tell the value functions how much of the episode is over (policies never know)"""
+    critic_sees_time: bool = True
+    """tell the value functions how much of the episode is over (policies never know); else what is left to be earned
+    before the time limit is noise to them"""
 
     # MAAC; MACK does without these
     buffer_size: int = 1_250_000

@@ -271,7 +271,7 @@ def test_agents_in_the_stack_do_not_influence_one_another(script):
 
 
 def test_a_value_function_sees_everything_but_its_own_agents_action():
-    values = mairl.make_networks(*SIZES, small_args()).values
+    values = mairl.make_networks(*SIZES, small_args(critic_sees_time=False)).values
     obs, actions, _ = random_transitions()
     time_over = torch.zeros(6)
     before = values(obs, actions, time_over)
@@ -283,7 +283,7 @@ def test_a_value_function_sees_everything_but_its_own_agents_action():
     shifted[1, :, :7] += 1.0
     assert (before != values(shifted, actions, time_over)).any(1).all()
     assert torch.equal(before, values(obs, actions, time_over + 1))
-    timed = mairl.make_networks(*SIZES, small_args(critic_sees_time=True)).values
+    timed = mairl.make_networks(*SIZES, small_args()).values
     assert (timed(obs, actions, time_over) != timed(obs, actions, time_over + 1)).any(1).all()
 
 
