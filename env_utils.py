@@ -332,7 +332,10 @@ class Demos:
         return len(self.lengths)
 
     def first(self, n: int) -> "Demos":
-        cut = {name: getattr(self, name)[:n] for name in ("obs", "actions", "rewards", "lengths")}
+        return self.episodes(slice(n))
+
+    def episodes(self, which: slice) -> "Demos":
+        cut = {name: getattr(self, name)[which] for name in ("obs", "actions", "rewards", "lengths")}
         return Demos(self.env_id, self.agents, self.obs_sizes, **cut, metadata=self.metadata)
 
     def returns(self) -> np.ndarray:
@@ -405,6 +408,16 @@ def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None
             raise UserError(f"{n_demos} demonstrations asked for, but {path} holds {len(demos)}")
         demos = demos.first(n_demos)
     return demos
+
+
+def unseen_transitions(env_id_or_path: str | Path, n_demos: int, device, most: int = 100) -> list[torch.Tensor]:
+    """obs [agents, n, widest], actions [agents, n] and next_obs of demonstrations behind the first `n_demos`.
+
+    Nothing learns from them: discriminators that take these for the learner's have learned their own ones by heart.
+    Empty lists of transitions where the file holds no more.
+    """
+    unseen = load_demos(env_id_or_path).episodes(slice(n_demos, n_demos + most)).transitions()
+    return [torch.as_tensor(part, device=device).transpose(0, 1) for part in unseen]
 
 
 def _demos_from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Demos:

@@ -473,6 +473,17 @@ def make_networks(obs_sizes: np.ndarray, num_actions: np.ndarray, args: Args, de
     )
 
 
+@torch.no_grad()  # a constant to the discriminator
+def log_pi(policies: Policies, obs: torch.Tensor, actions: torch.Tensor, args: Args) -> torch.Tensor:
+    """log pi_i(a_i | o_i) [agents, batch]"""
+    return taken(policies(obs)[1], actions).clamp(min=args.log_prob_min)
+
+
+def logits_expert_is_high(nets: SimpleNamespace, obs, actions, next_obs, args: Args) -> torch.Tensor:
+    """The logit of D_i [agents, batch]: f_i - log pi_i(a_i | o_i)."""
+    return nets.discriminators(obs, actions, next_obs) - log_pi(nets.policies, obs, actions, args)
+
+
 def update(
     learner: list[torch.Tensor], expert: list[torch.Tensor], nets: SimpleNamespace, args: Args, episode_length: int
 ) -> dict[str, torch.Tensor]:
@@ -485,13 +496,9 @@ def update(
     agents, batch, _ = obs.shape
     both_obs, both_next_obs, both_actions = (torch.cat([learner[k], expert[k]], 1) for k in range(3))
 
-    @torch.no_grad()  # log pi is a constant to the discriminator
-    def log_pi() -> torch.Tensor:
-        return taken(nets.policies(both_obs)[1], both_actions).clamp(min=args.log_prob_min)
-
     # The discriminator does not change before its own step below, so this pass of f serves rewards and loss.
     f = nets.discriminators(both_obs, both_actions, both_next_obs)  # [agents, 2 * batch]
-    log_pi_now = log_pi()
+    log_pi_now = log_pi(nets.policies, both_obs, both_actions, args)
     # r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i), with the current discriminator and policies
     learned_rewards = (f.detach() - log_pi_now)[:, :batch]
     rewards = (rewards if args.debug_true_reward else learned_rewards) / episode_length
@@ -515,7 +522,9 @@ def update(
     move_target(nets.target_policies, nets.policies, args.policy_tau)
 
     # Reward learning
-    logits = f - (log_pi_now if args.log_prob_before_policy_step else log_pi())
+    if not args.log_prob_before_policy_step:
+        log_pi_now = log_pi(nets.policies, both_obs, both_actions, args)
+    logits = f - log_pi_now
     loss_d, seen_d = discriminator_loss(logits, batch, args.disc_entropy)
     nets.disc_optimizer.zero_grad(set_to_none=True)
     loss_d.backward()
@@ -561,7 +570,9 @@ def main(args: Args) -> None:
         raise UserError(f"{args.env_id} has one agent; the critic attends to others and needs at least two")
     if args.capture_video:
         env_utils.require_can_draw(envs)
-    demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
+    demos_from = Path(args.demos) if args.demos else args.env_id
+    demos = load_demos(demos_from, args.n_demos, envs)
+    unseen = env_utils.unseen_transitions(demos_from, args.n_demos, device)  # demonstrations nothing learns from
     references = env_utils.reference_scores(args.env_id, args.demos)  # scores of "expert" and "random" [agents]
     args.total_timesteps = env_utils.total_timesteps(args, envs)
     if args.learning_starts >= args.total_timesteps:
@@ -653,9 +664,13 @@ def main(args: Args) -> None:
                 "gradients/discriminator": seen["disc_norm"],
             }.items():
                 writer.add_scalar(name, float(value), step)
-            accuracy = f"{seen['accuracy_expert']:.2f}/{seen['accuracy_learner']:.2f}"
+            accuracy = [f"expert {seen['accuracy_expert']:.2f}", f"learner {seen['accuracy_learner']:.2f}"]
+            if unseen[0].numel():
+                accuracy_unseen = (logits_expert_is_high(nets, *unseen, args) > 0).float().mean()
+                writer.add_scalar("discriminator/accuracy_unseen_expert", float(accuracy_unseen), step)
+                accuracy.insert(1, f"unseen expert {accuracy_unseen:.2f}")
             episodes = f"{step // envs.episode_length:,} episodes"
-            progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on expert/learner {accuracy}")
+            progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on {', '.join(accuracy)}")
 
         finished = step >= args.total_timesteps
         if finished or interrupt.requested or time.time() - last_saved > args.save_every:

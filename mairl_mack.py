@@ -559,7 +559,9 @@ def main(args: Args) -> None:
     envs = make_envs(args.env_id, args.num_envs, args.seed)
     if args.capture_video:
         env_utils.require_can_draw(envs)
-    demos = load_demos(Path(args.demos) if args.demos else args.env_id, args.n_demos, envs)
+    demos_from = Path(args.demos) if args.demos else args.env_id
+    demos = load_demos(demos_from, args.n_demos, envs)
+    unseen = env_utils.unseen_transitions(demos_from, args.n_demos, device)  # demonstrations nothing learns from
     references = env_utils.reference_scores(args.env_id, args.demos)  # scores of "expert" and "random" [agents]
     args.total_timesteps = env_utils.total_timesteps(args, envs)
     expert_transitions = [torch.as_tensor(x, device=device) for x in demos.transitions()]  # obs, actions, next_obs
@@ -679,9 +681,13 @@ def main(args: Args) -> None:
                 "gradients/discriminator": seen["disc_norm"],
             }.items():
                 writer.add_scalar(name, float(value), step)
-            accuracy = f"{seen['accuracy_expert']:.2f}/{seen['accuracy_learner']:.2f}"
+            accuracy = [f"expert {seen['accuracy_expert']:.2f}", f"learner {seen['accuracy_learner']:.2f}"]
+            if unseen[0].numel():
+                accuracy_unseen = (logits_expert_is_high(nets, unseen, args) > 0).float().mean()
+                writer.add_scalar("discriminator/accuracy_unseen_expert", float(accuracy_unseen), step)
+                accuracy.insert(1, f"unseen expert {accuracy_unseen:.2f}")
             episodes = f"{step // envs.episode_length:,} episodes"
-            progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on expert/learner {accuracy}")
+            progress.set_postfix_str(f"{episodes}, NSS {nss:.3f}, D right on {', '.join(accuracy)}")
 
         finished = step >= args.total_timesteps
         if finished or interrupt.requested or time.time() - last_saved > args.save_every:

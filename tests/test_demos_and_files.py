@@ -65,6 +65,16 @@ def test_transitions_have_their_true_successors_and_leave_out_padding(demos):
     assert np.array_equal(obs[1:25], next_obs[:24])
 
 
+def test_unseen_transitions_are_those_behind_the_ones_learned_from(path, demos):
+    obs, actions, next_obs = env_utils.unseen_transitions(path, 4, "cpu")
+    assert obs.shape == (2, 2 * 25, 11) and actions.shape == (2, 2 * 25) and next_obs.shape == obs.shape
+    assert np.array_equal(obs[:, 0], demos.obs[4, 0])
+    assert np.array_equal(next_obs[:, -1], demos.obs[5, 25])
+    assert np.array_equal(actions[:, 25], demos.actions[5, 0])
+    assert env_utils.unseen_transitions(path, 4, "cpu", most=1)[0].shape[1] == 25
+    assert env_utils.unseen_transitions(path, 6, "cpu")[0].numel() == 0
+
+
 def test_episodes_of_unequal_length_are_joined_with_padding(demos):
     short = demos.first(2)
     short.obs, short.actions, short.rewards = short.obs[:, :11], short.actions[:, :10], short.rewards[:, :10]

@@ -397,7 +397,8 @@ def test_end_to_end_writes_everything(finished):
     events = EventAccumulator(str(run_folder))
     events.Reload()
     assert len(events.Scalars("charts/nss")) >= 5
-    assert len(events.Scalars("discriminator/accuracy_expert")) >= 5
+    for whom in ("expert", "unseen_expert", "learner"):
+        assert len(events.Scalars(f"discriminator/accuracy_{whom}")) >= 5
     assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
 
 
