@@ -1,0 +1,85 @@
+"""A yardstick: how well plain behavioural cloning imitates from the shipped demonstrations.
+
+    python docs/behavioural_cloning.py --n-demos 50 200
+
+One network an agent (two hidden layers, as everywhere here) learns to predict the expert's action from the agent's own
+observation; nothing is played while it learns. NSS of the most probable actions over 500 fresh episodes, after a fixed
+number of steps: nothing is chosen by that score.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import tyro
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import env_utils
+from env_utils import exit_on_user_error, load_demos, make_envs, mean_nss, play_episodes, reference_scores
+
+
+@dataclass
+class Args:
+    env_id: tuple[str, ...] = ("cooperative_communication", "cooperative_navigation", "keep_away")
+    """tasks"""
+    n_demos: tuple[int, ...] = (50, 100, 200)
+    """how many demonstrations to learn from: the first ones of the file"""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """seeds, a row each"""
+    steps: int = 2000
+    """Adam steps"""
+    batch_size: int = 500
+    """transitions in a step"""
+    lr: float = 1e-3
+    """Adam step size"""
+    weight_decay: float = 1e-4
+    """L2 regularisation in Adam"""
+
+
+def clone(env_id: str, n_demos: int, seed: int, args: Args) -> float:
+    torch.manual_seed(seed)
+    envs = make_envs(env_id, 1)
+    obs, actions, _ = (torch.as_tensor(part) for part in load_demos(env_id, n_demos, envs).transitions())
+    policies = [
+        nn.Sequential(
+            nn.Linear(size, 128), nn.LeakyReLU(), nn.Linear(128, 128), nn.LeakyReLU(), nn.Linear(128, number)
+        )
+        for size, number in zip(envs.obs_sizes.tolist(), envs.num_actions.tolist())
+    ]
+
+    def logits(obs: torch.Tensor) -> list[torch.Tensor]:
+        """obs [batch, agents, widest] -> [batch, actions] of each agent"""
+        return [policy(obs[:, i, :size]) for i, (policy, size) in enumerate(zip(policies, envs.obs_sizes))]
+
+    @torch.no_grad()
+    def greedy(obs: np.ndarray) -> np.ndarray:
+        return torch.stack([each.argmax(-1) for each in logits(torch.as_tensor(obs))], 1).numpy()
+
+    optimizer = torch.optim.Adam(nn.ModuleList(policies).parameters(), args.lr, weight_decay=args.weight_decay)
+    for _ in tqdm(range(args.steps), desc=f"{env_id}, {n_demos} demos, seed {seed}", leave=False, file=sys.stderr):
+        rows = torch.randint(len(obs), (args.batch_size,))
+        loss = sum(F.cross_entropy(each, actions[rows, i]) for i, each in enumerate(logits(obs[rows])))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+    returns = play_episodes(env_id, greedy, 500, seed=env_utils.EVALUATION_SEED + seed)[0]
+    return mean_nss(returns.mean(0), reference_scores(env_id))
+
+
+def main(args: Args) -> None:
+    torch.set_num_threads(1)
+    print(f"| task | demonstrations | NSS of seeds {', '.join(map(str, args.seeds))} |\n|---|---:|---:|")
+    for env_id in args.env_id:
+        for n_demos in args.n_demos:
+            scores = [f"{clone(env_id, n_demos, seed, args):.3f}" for seed in args.seeds]
+            print(f"| `{env_id}` | {n_demos} | {', '.join(scores)} |", flush=True)
+
+
+if __name__ == "__main__":
+    with exit_on_user_error():
+        main(tyro.cli(Args, description=__doc__))
