@@ -666,7 +666,8 @@ def main(args: Args) -> None:
                 writer.add_scalar(name, float(value), step)
             accuracy = [f"expert {seen['accuracy_expert']:.2f}", f"learner {seen['accuracy_learner']:.2f}"]
             if unseen[0].numel():
-                accuracy_unseen = (logits_expert_is_high(nets, *unseen, args) > 0).float().mean()
+                with torch.no_grad():
+                    accuracy_unseen = (logits_expert_is_high(nets, *unseen, args) > 0).float().mean()
                 writer.add_scalar("discriminator/accuracy_unseen_expert", float(accuracy_unseen), step)
                 accuracy.insert(1, f"unseen expert {accuracy_unseen:.2f}")
             episodes = f"{step // envs.episode_length:,} episodes"

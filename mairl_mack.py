@@ -101,7 +101,8 @@ class Args:
     normalize_advantages: bool = True
     """standardise each agent's advantages over the batch"""
     timeout_bootstrap: bool = False
-    """let the value of the last observation stand for what a time limit cut off; default: nothing comes after it"""
+    """let the value of the last observation stand for what a time limit cut off; default: nothing comes after it.
+    Value functions then do not see the time"""
     critic_sees_time: bool = True
     """tell the value functions how much of the episode is over (policies never know); else what is left to be earned
     before the time limit is noise to them"""
@@ -401,7 +402,9 @@ def make_networks(obs_sizes: np.ndarray, num_actions: np.ndarray, args: Args, de
     """Everything an update changes: networks and optimizers."""
     sizes, actions = torch.as_tensor(obs_sizes), torch.as_tensor(num_actions)
     policies = Policies(sizes, actions, args.hidden_size).to(device)
-    values = Values(sizes, actions, args.hidden_size, args.critic_sees_time).to(device)
+    # Where a time limit is bootstrapped through, what is to come does not depend on the time.
+    sees_time = args.critic_sees_time and not args.timeout_bootstrap
+    values = Values(sizes, actions, args.hidden_size, sees_time).to(device)
     discriminators = Discriminators(sizes, actions, args).to(device)
     policy_layers, value_layers = list(policies.mlp.layers), list(values.mlp.layers)
     if args.joint_optimizer:
@@ -683,7 +686,8 @@ def main(args: Args) -> None:
                 writer.add_scalar(name, float(value), step)
             accuracy = [f"expert {seen['accuracy_expert']:.2f}", f"learner {seen['accuracy_learner']:.2f}"]
             if unseen[0].numel():
-                accuracy_unseen = (logits_expert_is_high(nets, unseen, args) > 0).float().mean()
+                with torch.no_grad():
+                    accuracy_unseen = (logits_expert_is_high(nets, unseen, args) > 0).float().mean()
                 writer.add_scalar("discriminator/accuracy_unseen_expert", float(accuracy_unseen), step)
                 accuracy.insert(1, f"unseen expert {accuracy_unseen:.2f}")
             episodes = f"{step // envs.episode_length:,} episodes"

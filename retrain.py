@@ -111,7 +111,8 @@ class Args:
     normalize_advantages: bool = True
     """standardise each agent's advantages over the batch"""
     timeout_bootstrap: bool = False
-    """let the value of the last observation stand for what a time limit cut off; default: nothing comes after it"""
+    """let the value of the last observation stand for what a time limit cut off; default: nothing comes after it.
+    Value functions then do not see the time"""
     critic_sees_time: bool = True
     """tell the value functions how much of the episode is over (policies never know); else what is left to be earned
     before the time limit is noise to them"""
@@ -420,7 +421,9 @@ class Mack:
         sizes, actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
         policies = Policies(sizes, actions, args.hidden_size).to(device)
         policies.mlp.orthogonal(gain_out=0.01)
-        values = Values(sizes, actions, args.hidden_size, args.critic_sees_time).to(device)
+        # Where a time limit is bootstrapped through, what is to come does not depend on the time.
+        sees_time = args.critic_sees_time and not args.timeout_bootstrap
+        values = Values(sizes, actions, args.hidden_size, sees_time).to(device)
         self.nets = SimpleNamespace(
             policies=policies,
             values=values,

@@ -3,8 +3,8 @@
     python docs/behavioural_cloning.py --n-demos 50 200
 
 One network an agent (two hidden layers, as everywhere here) learns to predict the expert's action from the agent's own
-observation; nothing is played while it learns. NSS of the most probable actions over 500 fresh episodes, after a fixed
-number of steps: nothing is chosen by that score.
+observation; nothing is played while it learns. NSS over 500 fresh episodes, stochastic / greedy, after a fixed number
+of steps: nothing is chosen by that score.
 """
 
 import sys
@@ -41,14 +41,12 @@ class Args:
     """L2 regularisation in Adam"""
 
 
-def clone(env_id: str, n_demos: int, seed: int, args: Args) -> float:
+def clone(env_id: str, n_demos: int, seed: int, args: Args) -> str:
     torch.manual_seed(seed)
     envs = make_envs(env_id, 1)
     obs, actions, _ = (torch.as_tensor(part) for part in load_demos(env_id, n_demos, envs).transitions())
     policies = [
-        nn.Sequential(
-            nn.Linear(size, 128), nn.LeakyReLU(), nn.Linear(128, 128), nn.LeakyReLU(), nn.Linear(128, number)
-        )
+        nn.Sequential(nn.Linear(size, 128), nn.LeakyReLU(), nn.Linear(128, 128), nn.LeakyReLU(), nn.Linear(128, number))
         for size, number in zip(envs.obs_sizes.tolist(), envs.num_actions.tolist())
     ]
 
@@ -60,6 +58,11 @@ def clone(env_id: str, n_demos: int, seed: int, args: Args) -> float:
     def greedy(obs: np.ndarray) -> np.ndarray:
         return torch.stack([each.argmax(-1) for each in logits(torch.as_tensor(obs))], 1).numpy()
 
+    @torch.no_grad()
+    def stochastic(obs: np.ndarray) -> np.ndarray:
+        drawn = [torch.multinomial(each.softmax(-1), 1)[:, 0] for each in logits(torch.as_tensor(obs))]
+        return torch.stack(drawn, 1).numpy()
+
     optimizer = torch.optim.Adam(nn.ModuleList(policies).parameters(), args.lr, weight_decay=args.weight_decay)
     for _ in tqdm(range(args.steps), desc=f"{env_id}, {n_demos} demos, seed {seed}", leave=False, file=sys.stderr):
         rows = torch.randint(len(obs), (args.batch_size,))
@@ -67,8 +70,9 @@ def clone(env_id: str, n_demos: int, seed: int, args: Args) -> float:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-    returns = play_episodes(env_id, greedy, 500, seed=env_utils.EVALUATION_SEED + seed)[0]
-    return mean_nss(returns.mean(0), reference_scores(env_id))
+    seed = env_utils.EVALUATION_SEED + seed  # the same episodes as at the end of a run of that seed
+    scores = [play_episodes(env_id, act, 500, seed)[0].mean(0) for act in (stochastic, greedy)]
+    return " / ".join(f"{mean_nss(score, reference_scores(env_id)):.3f}" for score in scores)
 
 
 def main(args: Args) -> None:
@@ -76,7 +80,7 @@ def main(args: Args) -> None:
     print(f"| task | demonstrations | NSS of seeds {', '.join(map(str, args.seeds))} |\n|---|---:|---:|")
     for env_id in args.env_id:
         for n_demos in args.n_demos:
-            scores = [f"{clone(env_id, n_demos, seed, args):.3f}" for seed in args.seeds]
+            scores = [clone(env_id, n_demos, seed, args) for seed in args.seeds]
             print(f"| `{env_id}` | {n_demos} | {', '.join(scores)} |", flush=True)
 
 

@@ -114,6 +114,7 @@ def test_kronecker_factors_equal_those_of_the_sampled_fisher_example_by_example(
                 if j != i:
                     one_hot[actions[j, b]] = 1.0
                 parts.append(one_hot)
+            parts.append(rollout.time_over.flatten()[b][None])
             joint.append(torch.cat(parts))
 
         def value_likelihood(b, v, i=i):
@@ -285,6 +286,7 @@ def test_a_value_function_sees_everything_but_its_own_agents_action():
     assert torch.equal(before, values(obs, actions, time_over + 1))
     timed = mairl.make_networks(*SIZES, small_args()).values
     assert (timed(obs, actions, time_over) != timed(obs, actions, time_over + 1)).any(1).all()
+    assert not mairl.make_networks(*SIZES, small_args(timeout_bootstrap=True)).values.sees_time
 
 
 def test_one_joint_optimizer_shortens_policy_and_value_steps_alike():
