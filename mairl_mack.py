@@ -113,7 +113,7 @@ class Args:
     discriminator: Literal["decentralized", "centralized"] = "decentralized"
     """decentralized: g_i(o_i, a_i), h_i(o_i), a network an agent; centralized: one network on all observations"""
     disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
-    """let g see actions; default: yes if decentralized, no if centralized, as in the paper"""
+    """let g see actions also if centralized (decentralized ones do anyway), which the paper's does not"""
     no_disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
     """keep actions from g"""
     disc_lr: float = 0.01

@@ -4,6 +4,7 @@ python docs/plot_runs.py runs/* --tag eval/greedy_return-mean --out docs/images/
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,8 @@ def read(run: Path, tag: str) -> tuple[list[int], list[float]]:
 def main(args: Args) -> None:
     panels: dict[str, list[tuple[dict, Path]]] = {}
     for run in args.runs:
+        if not (run / "config.json").is_file():
+            sys.exit(f"error: {run} is not a run folder, it has no config.json")
         config = json.loads((run / "config.json").read_text())["args"]
         panels.setdefault(config["env_id"], []).append((config, run))
     columns = min(3, len(panels))
