@@ -590,6 +590,22 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
         assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
+@BOTH
+def test_value_functions_are_told_the_time_through_episodes_and_rollouts(script, tmp_path, monkeypatch):
+    told, plain = [], script.advantages_and_returns
+
+    def spy(rollout, *rest):
+        told.append(rollout.time_over.clone())
+        return plain(rollout, *rest)
+
+    monkeypatch.setattr(script, "advantages_and_returns", spy)
+    monkeypatch.setattr(script.env_utils.signal, "signal", lambda *_: None)
+    sizes = {"num_envs": 4, "num_steps": 10, "disc_batch_size": 40, "total_timesteps": 320, "eval_episodes": 2}
+    script.main(small_args(script, env_id=TASK, runs=str(tmp_path), n_demos=2, **sizes))
+    expected = (torch.arange(80) % 25 / 25)[:, None].expand(80, 4)  # rollouts of 10 steps cut episodes of 25
+    torch.testing.assert_close(torch.cat(told), expected)
+
+
 @pytest.mark.parametrize("script", ["mairl_mack", "magail_mack"])
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
 def test_it_imitates(tmp_path, script, kind):
