@@ -4,7 +4,8 @@
 
 One network an agent (two hidden layers, as everywhere here) learns to predict the expert's action from the agent's own
 observation; nothing is played while it learns. NSS over 500 fresh episodes, stochastic / greedy, after a fixed number
-of steps: nothing is chosen by that score.
+of steps. (2,000 was the best of
+200, 500, 1,000 and 2,000 on other episodes.)
 """
 
 import sys
