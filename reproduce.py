@@ -23,6 +23,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -768,6 +769,8 @@ def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> 
     except ImportError:
         raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
     try:
+        if match := re.fullmatch(r"([\w.-]+):(\d+)", args.address):  # Ray itself would try for minutes
+            socket.create_connection((match[1], int(match[2])), timeout=10).close()
         ray.init(
             address=args.address,
             # Nodes get this code, the demonstrations too; what runs leave behind stays here.
@@ -775,7 +778,7 @@ def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> 
             log_to_driver=False,
             logging_level="warning",
         )
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"no Ray cluster at --address {args.address}: {error}") from None
     resources = {"num_cpus": args.cpus_per_run}
     if args.memory_per_run:

@@ -1,0 +1,337 @@
+"""reproduce.py: which runs a grid has, kills at random moments, failures, longer budgets, a grid of real scripts."""
+
+import csv
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import reproduce
+from env_utils import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Stands in for every training script: keeps the contract of run folders, checkpoints and resuming, learns nothing, and
+# notes in notes.txt when it begins from nothing, when it ends, and whether another one is at work in the same folder.
+STUB = """
+import argparse, fcntl, json, os, signal, sys, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume", default="")
+known, rest = parser.parse_known_args()
+names, values = [word[2:].replace("-", "_") for word in rest[::2]], rest[1::2]
+args = dict(zip(names, values))
+root = Path(os.environ.get("NOTES", Path(__file__).parent))  # a Ray node has its own copy of the code
+
+def note(what):
+    with open(root / "notes.txt", "a") as file:
+        file.write(f"{what} {folder.parent.name}\\n")
+
+def write(name, content):
+    (folder / f".{name}").write_text(json.dumps(content))
+    os.replace(folder / f".{name}", folder / name)
+
+step = 0
+if known.resume:
+    folder = Path(known.resume)
+    args = json.loads((folder / "config.json").read_text())["args"]
+    step = json.loads((folder / "checkpoint.pt").read_text())["step"]
+else:
+    folder = Path(args["runs"]) / f"run__{time.time_ns()}"
+    folder.mkdir(parents=True)
+    args["total_timesteps"] = int(args["total_timesteps"])
+    write("config.json", {"args": args, "commit": "0000"})
+    note("begin")
+if "run" in args and not (Path(args["run"]) / "summary.json").is_file():
+    note("NO-REWARD")
+busy = open(folder / "busy", "w")
+try:
+    fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    note("DOUBLE")
+fails = root / "fails.json"
+if fails.is_file():
+    left = json.loads(fails.read_text())
+    if left.get(folder.parent.name, 0):
+        left[folder.parent.name] -= 1
+        fails.write_text(json.dumps(left))
+        print("a reason in the log")
+        sys.exit(3)
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(1))
+while step < args["total_timesteps"]:
+    step += 250
+    time.sleep(0.02)
+    write("checkpoint.pt", {"step": step})
+    print(f"{100 * step // args['total_timesteps']}%|#| [00:01<00:02, NSS 0.5]", end="\\r", flush=True)
+    if asked:
+        sys.exit(130)
+scores = {"scores": {"a": {"mean": 1.0, "interval_95": 0.1}}, "nss": 0.5, "nss_by_agent": {"a": 0.5}}
+write("summary.json", {"episodes": step // 25, "seconds": 1, "nss_last_500_training_episodes": 0.5,
+                       "expert": {"a": 2.0}, "random": {"a": 0.0}, "stochastic": scores, "greedy": scores})
+note("end")
+"""
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder with reproduce.py as it is and stubs for scripts."""
+    for name in ("reproduce.py", "env_utils.py", "particle_envs.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in (*reproduce.SCRIPTS.values(), "retrain.py"):
+        (tmp_path / name).write_text(STUB)
+    (tmp_path / "experts").mkdir()
+    return tmp_path
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "reproduce.py", "run", "--scale", "smoke", "--workers", "2", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    process = start(folder, *arguments)
+    output = process.communicate(timeout=180)[0]
+    return process.returncode, output
+
+
+def rows(folder: Path) -> dict[str, dict]:
+    with open(folder / "runs/reproduce/smoke/results/runs.csv") as file:
+        return {row["run_id"]: row for row in csv.DictReader(file)}
+
+
+def notes(folder: Path) -> list[str]:
+    return (folder / "notes.txt").read_text().splitlines()
+
+
+def stubs_at_work(folder: Path) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", f"^{sys.executable} {folder}/"], capture_output=True, text=True).stdout
+    return [int(pid) for pid in found.split()]
+
+
+# The grid
+
+
+def test_the_papers_grid_has_every_cell_once_and_imitation_before_retraining():
+    cells = reproduce.cells_of(reproduce.Plan(seeds="1-10"))
+    assert len(cells) == len(set(cells)) == 3 * 2 * 3 * 6 * 10 * 2
+    for cell in cells:
+        if cell.stage == "retrain":
+            assert cells.index(cell.imitation) < cells.index(cell)
+    first_seed = [cell.discriminator for cell in cells if cell.seed == 1]
+    assert first_seed == sorted(first_seed, reverse=True), "decentralized ones come first"
+
+
+def test_a_part_of_the_grid():
+    grid = reproduce.Plan(tasks="small", algorithms="madaac", n_demos="50", stages="imitate", seeds="3,5-6")
+    cells = reproduce.cells_of(grid)
+    assert {cell.seed for cell in cells} == {3, 5, 6} and len(cells) == 3 * 2 * 3
+    assert len({cell.task for cell in reproduce.cells_of(reproduce.Plan(scale="smoke"))}) == 2
+    budgets = [reproduce.episodes_of(cells[0], reproduce.Plan(scale=scale)) for scale in ("paper", "quick")]
+    assert budgets == [50_000, 10_000]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"tasks": "keepaway"}, "--tasks knows keep_away, "),
+        ({"algorithms": "gail"}, "--algorithms knows madaac"),
+        ({"discriminators": ""}, "--discriminators is empty"),
+        ({"n_demos": "fifty"}, "--n-demos takes numbers"),
+        ({"n_demos": "0"}, "--n-demos must be at least 1"),
+        ({"seeds": "1..3"}, "--seeds takes numbers"),
+        ({"seeds": "5-2"}, "ends before it starts"),
+        ({"stages": "evaluate"}, "--stages knows imitate, retrain"),
+    ],
+)
+def test_a_wrong_choice_says_what_there_is(wrong, says):
+    with pytest.raises(UserError, match=says):
+        reproduce.cells_of(reproduce.Plan(**wrong))
+
+
+def test_time_is_estimated_from_rows_of_the_like():
+    row = {"stage": "imitate", "algorithm": "mairl", "rl": "", "seconds": "100", "episodes": "1000"}
+    speeds = reproduce.measured_speeds({"a": row | {"task": "rover_tower_8"}, "b": row | {"task": "keep_away"}})
+    grid = reproduce.Plan(episodes=2000)
+
+    def seconds(task: str, algorithm: str = "mairl") -> float | None:
+        return reproduce.estimated_seconds(
+            reproduce.Cell("imitate", task, algorithm, "decentralized", 50, 1), grid, speeds
+        )
+
+    assert seconds("rover_tower_8") == pytest.approx(200)
+    assert seconds("rover_tower_16") == pytest.approx(400), "from 8 agents, not from 2"
+    assert seconds("cooperative_navigation") == pytest.approx(300), "from 2 agents"
+    assert seconds("keep_away", "madaac") is None
+
+
+# Running it, with stubs
+
+
+def test_kills_at_random_moments_lose_no_run_and_do_none_twice(copy):
+    """SIGKILL to the command, or to a script at work, again and again; then once to the end."""
+    choice = ("--episodes", "600", "--n-demos", "50,100", "--discriminators", "decentralized")
+    rng = random.Random(0)
+    killed = {"command": 0, "script": 0}
+    for turn in range(4):
+        process = start(copy, *choice)
+        while process.stdout.readline().split()[1:2] != ["started"]:
+            pass
+        time.sleep(rng.uniform(0, 2))
+        scripts = stubs_at_work(copy)
+        if turn % 2 and scripts:
+            os.kill(rng.choice(scripts), signal.SIGKILL)
+            killed["script"] += 1
+            time.sleep(0.5)
+        process.kill()
+        killed["command"] += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    assert killed["command"] == 4 and killed["script"] >= 1, "the test itself must bite"
+    code, output = run(copy, *choice)
+    assert code == 0, output
+    assert len(rows(copy)) == 2 * 3 * 2 * 2
+    seen = notes(copy)
+    assert not [line for line in seen if line.startswith(("DOUBLE", "NO-REWARD"))]
+    for run_id in rows(copy):
+        assert seen.count(f"end {run_id}") == 1, "ended once"
+        # begun once, or again only if it was killed before its first checkpoint
+        assert 1 <= seen.count(f"begin {run_id}") <= 2
+    before = len(seen)
+    code, output = run(copy, *choice)
+    assert code == 0 and "0 runs to do" in output and len(notes(copy)) == before
+
+
+SMALL = ("--tasks", "keep_away", "--n-demos", "50", "--discriminators", "decentralized", "--algorithms", "mairl")
+IMITATE, RETRAIN = (f"{stage}__keep_away__mairl__decentralized__50__1" for stage in ("imitate", "retrain"))
+
+
+def test_what_fails_once_is_tried_again_and_what_fails_twice_is_reported(copy):
+    (copy / "fails.json").write_text(json.dumps({RETRAIN: 1}))
+    code, output = run(copy, *SMALL)
+    assert code == 0 and set(rows(copy)) == {IMITATE, RETRAIN}
+    assert f"FAILED   {RETRAIN}: exit code 3; once more" in output and "a reason in the log" in output
+
+    (copy / "fails.json").write_text(json.dumps({IMITATE.replace("50", "100"): 2}))
+    code, output = run(copy, *SMALL, "--n-demos", "100")
+    assert code == 1 and set(rows(copy)) == {IMITATE, RETRAIN}, "neither it nor what needs it has a row"
+    assert "2 failed" in output and "has no reward to train on" in output
+    code, output = run(copy, *SMALL, "--n-demos", "100")
+    assert code == 0, "another command tries again"
+
+
+def test_a_longer_budget_goes_on_with_what_there_is(copy):
+    assert run(copy, *SMALL, "--stages", "imitate", "--episodes", "100")[0] == 0
+    assert rows(copy)[IMITATE]["episodes"] == "100"
+    checkpoint = next((copy / "runs/reproduce/smoke" / IMITATE).glob("*")) / "checkpoint.pt"
+    assert not checkpoint.is_file(), "at the smoke scale nothing is kept to go on with"
+    code, output = run(copy, *SMALL, "--stages", "imitate", "--episodes", "100", "--scale", "quick")
+    assert code == 0
+    code, output = run(copy, *SMALL, "--stages", "imitate", "--episodes", "300", "--scale", "quick")
+    assert code == 0, output
+    with open(copy / "runs/reproduce/quick/results/runs.csv") as file:
+        assert [row["episodes"] for row in csv.DictReader(file)] == ["300"]
+    assert notes(copy).count(f"begin {IMITATE}") == 2, "once at each scale, not a third time"
+
+
+def test_an_interrupt_lets_runs_save_and_the_same_command_goes_on(copy):
+    process = start(copy, *SMALL, "--episodes", "3000")
+    while not (copy / "notes.txt").is_file():
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "the same command goes on" in output
+    assert not stubs_at_work(copy)
+    table = subprocess.run(
+        [sys.executable, "reproduce.py", "status", "--scale", "smoke", *SMALL, "--episodes", "3000"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "interrupted" in table and "1 waiting" in table
+    assert run(copy, *SMALL, "--episodes", "3000")[0] == 0
+    assert notes(copy).count(f"begin {IMITATE}") == 1
+
+
+def test_other_arguments_than_a_run_began_with_are_refused(copy):
+    assert run(copy, *SMALL)[0] == 0
+    code, output = run(copy, *SMALL, "--mairl-args=--disc-lr 0.1")
+    assert code == 2 and "was run with other arguments" in output and "Traceback" not in output
+
+
+# On a Ray cluster
+
+
+def test_a_lost_ray_node_loses_no_run(copy, monkeypatch):
+    """Two nodes with a CPU each; one is killed while it works, and its run is done by the other one."""
+    pytest.importorskip("ray", reason="optional: pip install -r requirements-ray.txt")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("NOTES", str(copy))  # nodes inherit it
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes()
+        process = start(copy, *SMALL, "--n-demos", "50,100,200", "--episodes", "4000", "--launcher", "ray",
+                        "--address", cluster.address)  # fmt: skip
+        deadline = time.time() + 120
+        while not (copy / "notes.txt").is_file() or len(notes(copy)) < 2:  # both nodes have begun
+            assert process.poll() is None and time.time() < deadline, process.communicate()[0]
+            time.sleep(0.2)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        output = process.communicate(timeout=240)[0]
+        assert process.returncode == 0, output
+    finally:
+        cluster.shutdown()
+    assert len(rows(copy)) == 6
+    begun = [line for line in notes(copy) if line.startswith("begin")]
+    assert len(begun) == 7, "the lost one was begun again, by nobody else's loss"
+    assert not [line for line in notes(copy) if line.startswith("NO-REWARD")]
+    assert next((copy / "runs/reproduce/smoke" / IMITATE).glob("*/summary.json")), "its files were brought back"
+    code, output = run(copy, *SMALL, "--n-demos", "50,100,200", "--episodes", "4000")
+    assert code == 0 and "0 runs to do" in output, "a local command knows what Ray has done"
+
+
+def test_no_ray_cluster_is_a_clear_error(copy):
+    pytest.importorskip("ray", reason="optional: pip install -r requirements-ray.txt")
+    code, output = run(copy, *SMALL, "--launcher", "ray", "--address", "127.0.0.1:1")
+    assert code == 2 and "no Ray cluster at --address 127.0.0.1:1" in output and "Traceback" not in output
+
+
+# With real scripts
+
+
+def test_a_small_grid_of_real_scripts_and_its_report(tmp_path):
+    """One task, all three algorithms, both stages: rows that agree with what scripts wrote, and a report."""
+    grid = ("--scale", "smoke", "--runs", str(tmp_path), "--tasks", "cooperative_communication")
+    grid += ("--n-demos", "50", "--discriminators", "decentralized")
+
+    def reproduce_py(*arguments):
+        command = [sys.executable, str(ROOT / "reproduce.py"), *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    done = reproduce_py("run", *grid, "--workers", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with open(tmp_path / "smoke/results/runs.csv") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 6
+    for row in found:
+        summary = json.loads(next((tmp_path / "smoke" / row["run_id"]).glob("*/summary.json")).read_text())
+        assert float(row["nss"]) == pytest.approx(summary["stochastic"]["nss"], abs=1e-4)
+        assert row["episodes"] == "100" and row["agents"] == "speaker_0;listener_0"
+        with open(tmp_path / "smoke/results/curves" / f"{row['run_id']}.csv") as file:
+            points = list(csv.DictReader(file))
+        assert points and points[-1]["episodes"] == "100"
+    planned = reproduce_py("plan", *grid)
+    assert "6 runs chosen, 6 done, 0 to run" in planned.stdout
+    reported = reproduce_py("report", *grid)
+    assert reported.returncode == 0, reported.stderr
+    assert (tmp_path / "smoke/results/tables/index.md").is_file()
