@@ -834,8 +834,13 @@ def bring_back(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def report(args: Report) -> None:
+    import torch
+
     from reproduce_report import write_report
 
+    torch.set_num_threads(
+        1
+    )  # it counts the parameters of networks, small work in which threads get in each other's way
     for path in write_report(results_folder(args), ROOT / "results" / "paper.csv"):
         print(path)
 

@@ -1,0 +1,414 @@
+"""reproduce_report.py: cells, intervals and marks by hand, the same bytes every time, and errors that name the line."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import env_utils
+import reproduce_report as report
+from env_utils import UserError
+
+PAPER = Path(__file__).resolve().parent.parent / "results" / "paper.csv"
+T_2 = 12.7062047  # 97.5 % quantile of Student's t with one degree of freedom: two runs
+REFERENCES = {"keep_away": ("20.00;-5.00", "120.00;-25.00")}  # expert and random; others are below
+
+
+def row(task="keep_away", stage="imitate", algorithm="madaac", scores="20.00;-6.00", interval="2.00", **others):
+    """A row of runs.csv as text; a single score or interval is every agent's."""
+    agents = list(env_utils.load_card(task)["scores"]["expert"])
+
+    def each(text):
+        return text if ";" in text else ";".join([text] * len(agents))
+
+    default = ("-10.00", "-60.00") if task.startswith("cooperative") else ("120.00", "0.00")
+    expert, random = REFERENCES.get(task, default)
+    values = {
+        "stage": stage,
+        "task": task,
+        "algorithm": algorithm,
+        "discriminator": "decentralized",
+        "n_demos": "50",
+        "seed": "1",
+        "episodes": str(report.paper_episodes(task)),
+        "arguments": "",
+        "rl": report.paper_rl(task) if stage == "retrain" else "",
+        "agents": ";".join(agents),
+        "scores": each(scores),
+        "score_intervals": each(interval),
+        "greedy_scores": each(scores),
+        "expert_scores": each(expert),
+        "random_scores": each(random),
+        "nss": "0.9000",
+        "nss_greedy": "0.9000",
+        "nss_last_500": "",
+        "pcc": "",
+        "seconds": "100.0",
+        "commit": "0123456",
+    } | {name: str(value) for name, value in others.items()}
+    names = ("stage", "task", "algorithm", "discriminator", "n_demos", "seed", "episodes", "arguments", "rl")
+    return {"run_id": "-".join(values[name].replace(" ", "") for name in names)} | values
+
+
+def write_results(folder: Path, rows: list[dict]) -> Path:
+    (folder / "curves").mkdir(parents=True, exist_ok=True)
+    with open(folder / "runs.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(report.RUN_COLUMNS))
+        writer.writeheader()
+        writer.writerows(rows)
+    for one in rows:
+        pcc = "0.25" if one["stage"] == "retrain" else ""
+        points = [f"{x},{x / 100},{nss},{pcc}" for x, nss in ((1000, 0.2), (2000, 0.91), (3000, 0.85))]
+        (folder / "curves" / f"{one['run_id']}.csv").write_text("\n".join(["episodes,seconds,nss,pcc", *points]) + "\n")
+    return folder
+
+
+def hand_made() -> list[dict]:
+    return [
+        # Two runs, and one with fewer episodes that has to stay out.
+        row(seed=1, scores="20.00;-6.00", arguments="--policy_lr 0.1"),
+        row(seed=2, scores="30.00;-8.00", arguments="--policy_lr 0.1"),
+        row(seed=3, scores="99.00;-9.00", arguments="--policy_lr 0.1", episodes=20_000),
+        # One run, of fewer episodes than the paper's.
+        row(algorithm="mairl", scores="60.00;-13.00", interval="2.00;0.40", episodes=20_000),
+        row("cooperative_communication", scores="-12.00", interval="1.00"),
+        row("rover_tower_8", algorithm="magail", scores="60.00", interval="3.00"),
+        row("rover_tower_8", algorithm="madaac", scores="110.00", interval="4.00"),
+        row("rover_tower_8", "retrain", algorithm="madaac", scores="30.00", interval="4.00", rl="mack"),
+        row("cooperative_navigation", "retrain", scores="-15.00", interval="4.00"),
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Few samples and networks, and no optimisers: to import what they need takes longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "PARAMETER_AGENTS", (8,))
+        patch.setattr(report, "BOOTSTRAP_SAMPLES", 200)
+        patch.setattr(torch.optim, "Adam", lambda *arguments, **options: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, quick):
+    """A folder with a report of the hand-made rows."""
+    folder = write_results(tmp_path_factory.mktemp("results"), hand_made())
+    report.write_report(folder, PAPER)
+    return folder
+
+
+def cells_of(rows: list[dict], folder: Path) -> dict:
+    return report.select(report.read_runs(write_results(folder, rows) / "runs.csv"))
+
+
+def table_cell(results: Path, name: str, column: str, *row_names: str) -> list[str]:
+    """Lines of a cell of a Markdown table."""
+    lines = (results / "tables" / f"{name}.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    (found,) = [cells for cells in rows if cells[: len(row_names)] == list(row_names)]
+    return found[rows[0].index(column)].split("<br>")
+
+
+def test_two_runs_have_a_t_interval_and_fewer_episodes_stay_out(results):
+    pusher = table_cell(results, "small_scale_imitation", "Keep Away, pusher", "50", "MA-DAAC", "decentralized")
+    half = T_2 * math.sqrt(50) / math.sqrt(2)  # scores 20 and 30: variance 50
+    paper = (44.329 - 114.401) / (44.449 - 114.401)
+    assert pusher == [
+        f"25.00 ± {half:.2f} (2 runs)",
+        "paper 44.329 ± 3.457",
+        f"NSS 0.950 ± {half / 100:.3f}, paper {paper:.3f} ± {3.457 / (114.401 - 44.449):.3f}",  # NSS 1.0 and 0.9
+        "**equal**",
+    ]
+    reacher = table_cell(results, "small_scale_imitation", "Keep Away, reacher", "50", "MA-DAAC", "decentralized")
+    assert reacher[0] == f"−7.00 ± {T_2:.2f} (2 runs)"
+    assert reacher[2].startswith("NSS 0.900 ± 0.635")
+
+
+def test_one_run_has_its_own_interval_and_says_how_many_episodes(results):
+    pusher = table_cell(results, "small_scale_imitation", "Keep Away, pusher", "50", "MA-AIRL", "decentralized")
+    assert pusher[0] == "60.00 ± 2.00 (1 run, †20,000)"
+    assert pusher[2].startswith("NSS 0.600 ± 0.020, paper 0.999 ± 0.039")
+    assert pusher[3] == "**worse**"  # although 60 is more than the paper's 44.5
+    reacher = table_cell(results, "small_scale_imitation", "Keep Away, reacher", "50", "MA-AIRL", "decentralized")
+    assert reacher[2].startswith("NSS 0.600 ± 0.020")
+    text = (results / "tables" / "small_scale_imitation.md").read_text()
+    assert "† episodes of the runs" in text
+    assert "that of a single run is over its own evaluation episodes" in text
+    assert "† episodes" not in (results / "tables" / "relative_imitation.md").read_text()
+
+
+def test_better_is_a_higher_nss_with_intervals_apart(results):
+    name = "Cooperative Communication"
+    cell = table_cell(results, "small_scale_imitation", name, "50", "MA-DAAC", "decentralized")
+    assert cell == [
+        "−12.00 ± 1.00 (1 run)",
+        "paper −20.824 ± 1.290",
+        "NSS 0.960 ± 0.020, paper 0.868 ± 0.031",  # (-20.824 + 57.196) / (-15.29 + 57.196)
+        "**better**",
+    ]
+
+
+def test_what_was_not_measured_says_so(results):
+    cell = table_cell(results, "small_scale_imitation", "Cooperative Navigation", "200", "MA-GAIL", "centralized")
+    assert cell[:2] == ["not measured", "paper −80.003 ± 4.850"]
+    text = (results / "tables" / "small_scale_imitation.md").read_text()
+    assert "Cells: 1 better, 2 equal, 2 worse, 67 not measured." in text
+
+
+def test_random_and_expert_rows_are_the_card_s_and_the_paper_s(results):
+    score = env_utils.load_card("keep_away")["scores"]["expert"]["pusher_0"]
+    cell = table_cell(results, "small_scale_retraining", "Keep Away, pusher", "", "Expert")
+    assert cell == [f"{score['mean']:.2f} ± {score['interval_95']:.2f}", "paper 44.449 ± 1.673"]
+    cell = table_cell(results, "large_scale_imitation", "Rover Tower, 8 agents", "", "Random")
+    mean = env_utils.random_scores("rover_tower_8").mean()
+    assert cell[0].startswith(f"{mean:.2f} ± ".replace("-", "−"))
+    assert cell[1] == "paper −8.350 ± 7.324"
+
+
+def test_relative_tables(results):
+    cell = table_cell(results, "relative_imitation", "50 demonstrations", "8", "MA-DAAC")
+    half = math.hypot(9.899, 12.076)
+    gap = 127.506 + 8.35
+    assert cell == [
+        "+50.00 ± 5.00 (1 run)",  # intervals of 3 and 4
+        f"paper +46.684 ± {half:.3f}",  # as printed in the paper
+        f"NSS +{50 / 120:.3f} ± {5 / 120:.3f}, paper +{46.684 / gap:.3f} ± {half / gap:.3f}",
+        "**equal**",
+    ]
+    assert table_cell(results, "relative_imitation", "50 demonstrations", "8", "MA-AIRL")[0] == "not measured"
+    assert table_cell(results, "relative_retraining", "200 demonstrations", "16", "MA-DAAC")[1].startswith(
+        "paper +48.94"
+    )
+
+
+def test_retraining_by_another_algorithm_is_marked(results):
+    cell = table_cell(results, "large_scale_retraining", "Rover Tower, 8 agents", "50", "MA-DAAC", "decentralized")
+    assert cell[0] == "30.00 ± 4.00 (1 run, ‡MACK)"
+    assert cell[3] == "**worse**"
+
+
+def test_notes_name_extra_arguments_and_other_references(results):
+    text = (results / "tables" / "small_scale_imitation.md").read_text()
+    assert "Extra arguments of MA-DAAC: `--policy_lr 0.1` (keep_away, 50, decentralized)." in text
+    assert "Extra arguments of MA-AIRL" not in text
+    assert "runs of keep_away have other random or expert scores than its card" in text
+
+
+def test_latex_is_escaped_and_its_braces_match(results):
+    for path in (results / "tables").glob("*.tex"):
+        text = path.read_text()
+        assert not set("±−†‡`") & set(text)
+        assert text.replace(r"\{", "").count("{") == text.replace(r"\}", "").count("}")
+        columns = text.split(r"\begin{tabular}{")[1].split("}")[0]
+        body = text.split(r"\midrule", 1)[1].split(r"\bottomrule")[0]
+        rows = [line for line in body.splitlines() if line.endswith(r"\\") and line != r"\midrule"]
+        assert rows and all(line.count(" & ") == len(columns) - 1 for line in rows)
+    assert r"\texttt{-{}-policy\_lr 0.1}" in (results / "tables" / "small_scale_imitation.tex").read_text()
+    assert len(list((results / "tables").glob("*.tex"))) == 6
+
+
+def test_sample_efficiency_is_the_first_point_at_the_goal(results):
+    assert table_cell(results, "efficiency", "episodes", "Keep Away", "50", "MA-DAAC") == ["2,000"]
+    assert table_cell(results, "efficiency", "seconds", "Keep Away", "50", "MA-DAAC") == ["20"]
+    assert table_cell(results, "efficiency", "reached by", "Keep Away", "50", "MA-DAAC") == ["2 of 2"]
+
+
+def test_runs_that_do_not_reach_the_goal_count_as_the_slowest(tmp_path):
+    cells = cells_of([row(seed=seed) for seed in (1, 2, 3)], tmp_path)
+    (runs,) = cells.values()
+    curves = {}
+    for run, nss in zip(runs, (0.95, 0.5, 0.5)):
+        curves[run.run_id] = {"episodes": np.array([10.0]), "seconds": np.array([1.0]), "nss": np.array([nss])}
+    (texts,) = report.efficiency_table(cells, curves).rows
+    assert texts[-3:] == [["1 of 3"], ["not reached"], ["not reached"]]
+
+
+def test_index_shows_all_tables_and_figures(results):
+    text = (results / "tables" / "index.md").read_text()
+    assert "`runs.csv` has 9 rows: 8 in the tables and figures below; 1 left out." in text
+    figures = sorted(path.stem for path in (results / "figures").iterdir())
+    assert figures == sorted(report.CAPTIONS)
+    assert all(f"../figures/{name}.png" in text for name in figures)
+    for path in (results / "tables").glob("*.md"):
+        assert path.name == "index.md" or path.read_text().split("\n", 1)[1] in text
+
+
+def test_figures_are_small_and_without_metadata(results):
+    for path in (results / "figures").iterdir():
+        assert path.stat().st_size < 300_000
+        assert Image.open(path).info.keys() <= {"transparency"}
+
+
+def test_the_same_rows_give_the_same_bytes(results):
+    before = {path: path.read_bytes() for folder in ("tables", "figures") for path in (results / folder).iterdir()}
+    np.random.seed(5)  # whatever was drawn before
+    written = report.write_report(results, PAPER)
+    assert sorted(written) == sorted(before)
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_no_rows_give_tables_and_no_figures_of_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "parameters_figure", lambda: None)
+    write_results(tmp_path, [])
+    stale = tmp_path / "figures" / "pcc.png"
+    stale.parent.mkdir()
+    stale.touch()
+    written = report.write_report(tmp_path, PAPER)
+    assert {path.suffix for path in written} == {".md", ".tex"}
+    assert not stale.exists()
+    assert "has 0 rows" in (tmp_path / "tables" / "index.md").read_text()
+
+
+def test_parameters_are_those_of_the_table_in_docs():
+    lines = report.parameters_figure().axes[0].get_lines()
+    assert {line.get_label(): line.get_ydata()[0] for line in lines} == pytest.approx(
+        {"MA-GAIL": 0.556088, "MA-AIRL": 0.700992, "MA-DAAC": 0.790240}
+    )
+
+
+# Which runs are averaged
+
+
+def test_different_arguments_are_not_averaged(tmp_path):
+    rows = [row(seed=seed, arguments="--b") for seed in (1, 2)] + [row(seed=seed) for seed in (1, 2)]
+    rows += [row(seed=7, arguments="--a")]
+    (runs,) = cells_of(rows, tmp_path).values()
+    assert [(run.arguments, run.seed) for run in runs] == [("", 1), ("", 2)]  # a draw of numbers: none
+    (runs,) = cells_of([*rows, row(seed=3, arguments="--b")], tmp_path).values()
+    assert [(run.arguments, run.seed) for run in runs] == [("--b", 1), ("--b", 2), ("--b", 3)]
+
+
+def test_the_last_row_of_a_seed_counts_and_the_paper_s_retraining(tmp_path):
+    task = "cooperative_navigation"
+    rows = [row(task, "retrain", scores="-20.00"), row(task, "retrain", scores="-30.00") | {"run_id": "again"}]
+    rows += [
+        row(task, "retrain", scores="-40.00", rl="maac", episodes=90_000),
+        row(task, "retrain", scores="-1.00", n_demos=10),
+    ]
+    (runs,) = cells_of(rows, tmp_path).values()
+    assert [run.run_id for run in runs] == ["again"]
+
+
+# Aggregates
+
+
+def nss_rows(values: dict[str, list[float]], algorithm: str) -> list[dict]:
+    return [
+        row(task, algorithm=algorithm, scores="1.00", seed=seed, nss=nss)
+        for task, found in values.items()
+        for seed, nss in enumerate(found, start=1)
+    ]
+
+
+def test_interquartile_mean_of_three_seeds(tmp_path):
+    first = {"keep_away": [0.1, 0.5, 0.6], "cooperative_navigation": [0.7, 0.8, 5.0]}
+    second = {"keep_away": [0.9, 0.9, 0.9], "cooperative_navigation": [1.0, 1.0, 1.0], "rover_tower_8": [0.5]}
+    cells = cells_of(nss_rows(first, "mairl") + nss_rows(second, "madaac"), tmp_path)
+    found = report.aggregate(cells, "imitate", (50,))
+    assert found.size == "2 settings × 3 runs"  # what both algorithms have
+    np.testing.assert_array_equal(found.scores["mairl"], np.array(list(first.values())).T)
+    state = np.random.get_state()[1].copy()
+    means = report.interquartile_means(found)
+    assert means["mairl"][0] == pytest.approx((0.5 + 0.6 + 0.7 + 0.8) / 4)  # without the lowest and the highest
+    assert 0.1 <= means["mairl"][1] < means["mairl"][0] < means["mairl"][2]
+    assert means["madaac"] == pytest.approx((0.95, 0.95, 0.95))  # no spread within a task, so none of the mean
+    assert means == report.interquartile_means(found)
+    np.testing.assert_array_equal(np.random.get_state()[1], state)
+    profile = report.performance_profiles(found, np.array([0.0, 0.55, 2.0]))["mairl"]
+    np.testing.assert_allclose(profile[0], [1, 4 / 6, 1 / 6])
+    assert (profile[1] <= profile[0]).all() and (profile[0] <= profile[2]).all()
+
+
+def test_interquartile_mean_of_one_seed(tmp_path):
+    rows = nss_rows({task: [nss] for task, nss in zip(report.TASKS, (0.0, 0.4, 0.6, 0.8))}, "madaac")
+    cells = cells_of(rows, tmp_path)
+    found = report.aggregate(cells, "imitate", (50,))
+    assert found.size == "4 settings × 1 run"
+    mean, low, high = report.interquartile_means(found)["madaac"]
+    assert mean == pytest.approx(0.5)
+    assert math.isnan(low) and math.isnan(high)
+    profile = report.performance_profiles(found, np.array([0.5]))["madaac"]
+    assert profile[0] == pytest.approx(0.5) and np.isnan(profile[1:]).all()
+    table = report.aggregate_table(report.all_aggregates(cells), cells)
+    assert table.rows[0][-2] == ["one run a setting"]
+
+
+def test_aggregates_keep_as_many_runs_as_they_can(tmp_path):
+    one_with_three = {
+        "keep_away": [0.1, 0.2, 0.3],
+        "cooperative_navigation": [0.4],
+        **{task: [0.5] for task in report.LARGE},
+    }
+    found = report.aggregate(cells_of(nss_rows(one_with_three, "madaac"), tmp_path), "imitate", (50,))
+    assert found.size == "5 settings × 1 run"
+    assert found.seeds["keep_away", 50] == [1]
+    assert report.aggregate({}, "imitate", (50,)) is None
+
+
+def test_curves_of_different_points_are_averaged_where_all_have_values():
+    one = {"episodes": np.array([0.0, 10, 20]), "nss": np.array([0.0, 1, 2])}
+    other = {"episodes": np.array([5.0, 15, 30]), "nss": np.array([1.5, 2.5, np.nan])}
+    x, mean, half = report.mean_curve([one, other], "nss")
+    np.testing.assert_allclose(x, [5, 10, 15])
+    np.testing.assert_allclose(mean, [1.0, 1.5, 2.0])
+    np.testing.assert_allclose(half, T_2 * 0.5, rtol=1e-6)
+
+
+# Mistakes
+
+
+def test_no_runs_file_says_what_makes_one(tmp_path):
+    with pytest.raises(UserError, match="runs.csv.*python reproduce.py"):
+        report.write_report(tmp_path, PAPER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "simple_spread"}, "runs.csv, line 3, column task: 'simple_spread' is none of"),
+        ({"episodes": "many"}, "runs.csv, line 3, column episodes"),
+        ({"scores": "nan;1"}, "runs.csv, line 3, column scores: 'nan' is not a finite number"),
+        ({"scores": "1;2;3"}, "runs.csv, line 3, column scores: 3 values for 2 agents"),
+        ({"agents": "reacher_0;pusher_0"}, "runs.csv, line 3, column agents: keep_away has pusher_0;reacher_0"),
+        ({"expert_scores": "120.00;-5.00"}, "runs.csv, line 3: an expert score is equal"),
+        ({"rl": "mack"}, "runs.csv, line 3, column rl"),
+        ({"run_id": row()["run_id"]}, "runs.csv, line 3: run_id .* is that of line 2"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path, changes, message):
+    write_results(tmp_path, [row(), row(seed=2) | changes])
+    with pytest.raises(UserError, match=message):
+        report.read_runs(tmp_path / "runs.csv")
+
+
+def test_wrong_columns_and_fields_are_named(tmp_path):
+    path = write_results(tmp_path, [row()]) / "runs.csv"
+    text = path.read_text()
+    path.write_text(text.replace("commit", "revision", 1))
+    with pytest.raises(UserError, match="line 1: wrong columns: 'revision' is unknown or twice; 'commit' is missing"):
+        report.read_runs(path)
+    path.write_text(text + "imitate,keep_away\n")
+    with pytest.raises(UserError, match="line 3: 2 fields, the header has 22"):
+        report.read_runs(path)
+
+
+def test_a_curve_that_is_missing_or_malformed_is_named(tmp_path):
+    path = write_results(tmp_path, [row()]) / "curves" / f"{row()['run_id']}.csv"
+    path.write_text("episodes,seconds,nss,pcc\n100,1,0.5,\n100,2,0.5,\n")
+    with pytest.raises(UserError, match=r"\.csv, line 3, column episodes: 100 is not above"):
+        report.write_report(tmp_path, PAPER)
+    path.unlink()
+    with pytest.raises(UserError, match="there is no .*curves"):
+        report.write_report(tmp_path, PAPER)
+
+
+def test_paper_numbers_that_are_missing_are_named(tmp_path):
+    write_results(tmp_path, [])
+    paper = tmp_path / "paper.csv"
+    paper.write_text("\n".join(line for line in PAPER.read_text().splitlines() if "MA-DAAC" not in line) + "\n")
+    with pytest.raises(UserError, match="have no imitate keep_away pusher_0 .*MA-DAAC"):
+        report.write_report(tmp_path, paper)
