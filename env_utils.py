@@ -845,7 +845,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of this code, with + when files differ from it; unknown outside a checkout."""
+    """The commit of this code, with + when files differ from it; unknown outside a checkout.
+
+    MADAAC_COMMIT tells it to a copy of the code that is no checkout.
+    """
+    if os.environ.get("MADAAC_COMMIT"):
+        return os.environ["MADAAC_COMMIT"]
     try:
         run = functools.partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
         changed = run(["git", "status", "--porcelain", "--untracked-files=no"]).stdout.strip()

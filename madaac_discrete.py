@@ -644,6 +644,7 @@ def main(args: Args) -> None:
             for name, value in {
                 "charts/nss": nss,
                 "charts/SPS": (step - first_step) / (time.time() - started),
+                "charts/seconds": seconds_before + time.time() - started,
                 "charts/episodes": step / envs.episode_length,
                 "losses/critic": seen["td"],
                 "losses/policy": seen["policy_loss"],

@@ -122,8 +122,8 @@ class Args:
     """transitions of the expert (drawn with replacement), and at most as many of the learner, in an update"""
     disc_minibatches: int = 1
     """Adam steps of the discriminators a rollout: its transitions are dealt out to as many minibatches"""
-    disc_history: int = 1
-    """how many of the latest rollouts the learner's transitions are drawn from; 1 is on-policy"""
+    disc_memory: int = 0
+    """learner's transitions are drawn from so many that stand for all it has ever made; 0: from the current rollout"""
     disc_entropy: float = 0.01
     """weight of the discriminators' entropy, which is encouraged"""
     disc_weight_decay: float = 0.0
@@ -506,6 +506,29 @@ def mack_update(rollout, advantages, returns, nets: SimpleNamespace, args: Args,
     }
 
 
+class Memory:
+    """A sample of all transitions that the learner has ever made, each one as likely as any other to be in it."""
+
+    def __init__(self, size: int):
+        self.size, self.seen, self.parts = size, 0, []
+
+    def after(self, transitions: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Take in transitions [agents, batch, ...]; returns what is remembered then, [agents, at most size, ...]."""
+        batch = transitions[0].shape[1]
+        if not self.parts:
+            self.parts = [x.new_zeros(x.shape[0], self.size // batch * batch, *x.shape[2:]) for x in transitions]
+        size, device = self.parts[0].shape[1], transitions[0].device
+        # Reservoir sampling: each comes in with probability size / (number seen so far), for a random one that goes.
+        places = torch.arange(self.seen, self.seen + batch, device=device)
+        self.seen += batch
+        comes = torch.rand(batch, device=device) * self.seen < size
+        if self.seen > size:
+            places = torch.randperm(size, device=device)[: int(comes.sum())]
+        for part, new in zip(self.parts, transitions):
+            part[:, places] = new[:, comes]
+        return [part[:, : self.seen] for part in self.parts]
+
+
 def discriminator_update(learner, expert, nets: SimpleNamespace, args: Args) -> dict:
     """One Adam step of the discriminators; learner and expert: obs, actions, next_obs, agents first."""
     logits = logits_expert_is_high(nets, [torch.cat([a, b], 1) for a, b in zip(learner, expert)], args)
@@ -539,11 +562,13 @@ def check_args(args: Args) -> None:
     for name in ("momentum", "stat_decay"):
         if not 0 <= getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be from 0 to below 1, got {getattr(args, name)}")
-    for name in ("eigen_every", "disc_batch_size", "disc_minibatches", "disc_history"):
+    for name in ("eigen_every", "disc_batch_size", "disc_minibatches"):
         if getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if args.reward_clip < 0:
         raise UserError(f"--reward-clip must be 0 (none) or above, got {args.reward_clip}")
+    if args.disc_memory and args.disc_memory < args.num_envs * args.num_steps:
+        raise UserError(f"--disc-memory {args.disc_memory} cannot hold a rollout; 0 does without")
     if args.num_envs * args.num_steps < 2:
         raise UserError("--num-envs times --num-steps, the batch, must be at least 2")
 
@@ -591,7 +616,7 @@ def main(args: Args) -> None:
         time_over=torch.zeros(shape, device=device),  # the part of the episode that was over
         time_step=1 / envs.episode_length,
     )
-    history = []  # of the latest rollouts: obs, actions, next_obs, agents first
+    memory = Memory(args.disc_memory)  # obs, actions, next_obs of the learner, agents first
     obs = envs.reset()
     episode_return, recent_returns = np.zeros((args.num_envs, num_agents)), []
     age = np.zeros(args.num_envs, dtype=np.float32)  # steps since the episode began
@@ -600,7 +625,7 @@ def main(args: Args) -> None:
         for name, module in vars(nets).items():
             module.load_state_dict(checkpoint[name])
         step, seconds_before, recent_returns = checkpoint["progress"]
-        history = [[part.to(device) for part in parts] for parts in checkpoint["history"]]
+        memory.seen, memory.parts = checkpoint["memory"][0], [part.to(device) for part in checkpoint["memory"][1]]
         episode_return, age = checkpoint["episode_return"].numpy(), checkpoint["age"].numpy()
         obs = envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"]))
         if not np.array_equal(obs, checkpoint["obs"]):  # a task that cannot be put back starts new episodes
@@ -644,8 +669,7 @@ def main(args: Args) -> None:
         seen = mack_update(rollout, advantages, returns, nets, args, progress_left)
 
         # Discriminators
-        history = [*history, [part.clone() for part in transitions]][-args.disc_history :]
-        pool = [torch.cat(parts, 1) for parts in zip(*history)]
+        pool = memory.after(transitions) if args.disc_memory else transitions
         learner_rows = torch.randperm(pool[0].shape[1], device=device)[: args.disc_batch_size]
         learner = [part[:, learner_rows] for part in pool]
         expert_rows = torch.randint(num_expert, (args.disc_batch_size,), device=device)
@@ -664,6 +688,7 @@ def main(args: Args) -> None:
             for name, value in {
                 "charts/nss": nss,
                 "charts/SPS": (step - first_step) / (time.time() - started),
+                "charts/seconds": seconds_before + time.time() - started,
                 "charts/episodes": step / envs.episode_length,
                 "losses/critic": seen["value_loss"],
                 "losses/policy": seen["policy_loss"],
@@ -699,7 +724,7 @@ def main(args: Args) -> None:
             state = {
                 "progress": (step, seconds_before + last_saved - started, recent_returns),
                 "step": step,
-                "history": history,
+                "memory": (memory.seen, memory.parts),
                 "episode_return": torch.as_tensor(episode_return),
                 "age": torch.as_tensor(age),
                 "obs": torch.as_tensor(obs),

@@ -15,8 +15,8 @@ results/runs.csv and a thinned curve in results/curves/, from which `report` mak
 
 import contextlib
 import csv
+import ctypes
 import fcntl
-import itertools
 import json
 import os
 import re
@@ -44,14 +44,17 @@ AGENTS = {"keep_away": 2, "cooperative_communication": 2, "cooperative_navigatio
     task: int(task.rsplit("_", 1)[1]) for task in LARGE_TASKS
 }
 EPISODE_LENGTH = 25
-SMOKE_EPISODES = 100  # one episode of all copies of every script, a few updates of each
+SMOKE_EPISODES = 120  # whole rollouts of every script, a few updates of each
 CURVE_POINTS = 300  # a curve on disk has at most so many
 IDENTITY = ["stage", "task", "algorithm", "discriminator", "n_demos", "seed"]
 COLUMNS = [
     *("run_id", *IDENTITY, "episodes", "arguments", "rl", "agents"),
     *("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"),  # a value an agent: "1.5;-2"
     *("nss", "nss_greedy", "nss_last_500", "pcc", "seconds", "commit"),
+    *("reward_episodes", "reward_arguments"),  # of the imitation that a retraining has its reward from
 ]
+TAKEN = {"--env-id", "--n-demos", "--discriminator", "--seed", "--runs", "--run", "--exp-name", "--total-timesteps"}
+TAKEN |= {"--resume", "--torch-threads"}  # what extra arguments must not set
 
 
 # Command line: a dataclass a command.
@@ -191,6 +194,10 @@ def cells_of(grid: Grid) -> list[Cell]:
     stages = choices(grid.stages, ("imitate", "retrain"), "--stages")
     if min(n_demos) < 1:
         raise UserError("--n-demos must be at least 1")
+    if grid.episodes < 0:
+        raise UserError("--episodes must not be negative")
+    for name in (*(f"{algorithm}_args" for algorithm in SCRIPTS), "retrain_args"):
+        check_extra(getattr(grid, name), f"--{name.replace('_', '-')}")
     cells = [
         Cell(stage, task, algorithm, discriminator, number, seed)
         for seed in parse_seeds(grid.seeds)
@@ -205,6 +212,18 @@ def cells_of(grid: Grid) -> list[Cell]:
         if stage in stages
     ]
     return cells
+
+
+def check_extra(text: str, flag: str) -> None:
+    """Extra arguments have to be split like a shell's, and must leave alone what makes a run the cell it is."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{flag} {text!r} cannot be read: {error}") from None
+    for word in words:
+        name = word.split("=")[0].replace("_", "-")
+        if name in TAKEN:
+            raise UserError(f"{flag} must not set {name}: the grid does")
 
 
 def episodes_of(cell: Cell, grid: Grid) -> int:
@@ -255,8 +274,11 @@ class Workspace:
         return summary if summary["episodes"] >= episodes_of(cell, self.grid) else None
 
     def has_row(self, cell: Cell) -> bool:
-        row = self.rows.get(cell.run_id)
-        return row is not None and int(row["episodes"]) >= episodes_of(cell, self.grid)
+        """Whether it is done; a retraining on the reward of a shorter imitation than is asked for is not."""
+        row, asked = self.rows.get(cell.run_id), episodes_of(cell, self.grid)
+        if row is None or int(row["episodes"]) < asked:
+            return False
+        return cell.stage == "imitate" or int(row["reward_episodes"]) >= asked
 
     def is_running(self, cell: Cell) -> bool:
         """Whether a process holds the lock of a run: it is inherited by the script and lives as long as that does."""
@@ -280,9 +302,11 @@ class Workspace:
 
     def check_arguments(self, cell: Cell) -> None:
         """A run must not go on, or count as done, with other arguments than it began with."""
+        if cell.stage == "retrain":
+            self.check_arguments(cell.imitation)
         wanted = extra_arguments(cell, self.grid)
         path, begun = self.folder(cell) / "arguments.json", None
-        if path.is_file():
+        if self.script_folder(cell) and path.is_file():
             begun = json.loads(path.read_text())["arguments"]
         elif cell.run_id in self.rows:
             begun = self.rows[cell.run_id]["arguments"]
@@ -301,15 +325,29 @@ class Workspace:
                 continue
             needs = [cell]
             if cell.stage == "retrain" and not self.summary(cell.imitation):  # its row alone has no reward
-                self.check_arguments(cell.imitation)
                 needs = [cell.imitation, cell]
             todo += [need for need in needs if need not in todo]
         return todo
+
+    def reward_episodes(self, cell: Cell, folder: Path) -> int:
+        """How long the imitation was that a retraining in this folder has its reward from."""
+        imitation = self.script_folder(cell.imitation)
+        if not imitation or not has_reward_of(folder, imitation):
+            raise UserError(
+                f"{cell.run_id}: the imitation of its reward is not in {self.folder(cell.imitation)} any more"
+            )
+        return json.loads((imitation / "summary.json").read_text())["episodes"]
 
     def record(self, cell: Cell) -> dict:
         """Write the row and the curve of an ended run. The same run gives the same row, so once more does no harm."""
         folder = self.script_folder(cell)
         row = make_row(cell, folder, extra_arguments(cell, self.grid))
+        if cell.stage == "retrain":
+            row["reward_arguments"] = extra_arguments(cell.imitation, self.grid)
+            row["reward_episodes"] = str(self.reward_episodes(cell, folder))
+        longer = self.rows.get(cell.run_id)
+        if longer and int(longer["episodes"]) > int(row["episodes"]):
+            return longer  # run again with fewer, for its reward's sake
         self.results.mkdir(parents=True, exist_ok=True)
         write_csv(self.results / "curves" / f"{cell.run_id}.csv", ("episodes", "seconds", "nss", "pcc"), curve(folder))
         with locked(self.results):  # two commands may run at a time
@@ -319,6 +357,13 @@ class Workspace:
         if int(row["episodes"]) >= paper_budget or self.grid.scale == "smoke":  # no more to go on with
             (folder / "checkpoint.pt").unlink(missing_ok=True)
         return row
+
+
+def has_reward_of(folder: Path, imitation: Path) -> bool:
+    """Whether a retraining is on the reward of this imitation as it is now."""
+    config = json.loads((folder / "config.json").read_text())["args"]
+    reward = imitation / "reward.safetensors"
+    return reward.is_file() and config.get("reward_sha256") == env_utils.sha256(reward)
 
 
 @contextlib.contextmanager
@@ -379,32 +424,29 @@ def make_row(cell: Cell, folder: Path, arguments: str) -> dict:
         "pcc": "" if pcc is None else f"{pcc:.4f}",
         "seconds": str(summary["seconds"]),
         "commit": config["commit"],
+        "reward_episodes": "",
+        "reward_arguments": "",
     }
 
 
 def curve(folder: Path) -> list[dict]:
-    """NSS and PCC during training, thinned to a few hundred points; seconds of training, without pauses."""
+    """NSS, PCC and seconds of training so far, thinned to a few hundred points."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), {"scalars": 0})
     events.Reload()
-    tags = events.Tags()["scalars"]
-    points = events.Scalars("charts/nss") if "charts/nss" in tags else []
-    pcc = {point.step: point.value for point in events.Scalars("charts/pcc")} if "charts/pcc" in tags else {}
-    gaps = [after.wall_time - before.wall_time for before, after in itertools.pairwise(points)]
-    usual = sorted(gaps)[len(gaps) // 2] if gaps else 0.0
-    rows, seconds = [], 0.0
-    for k, point in enumerate(points):
-        # A gap of many times the usual one is a run that was stopped and resumed.
-        seconds += usual if k == 0 or gaps[k - 1] > 20 * usual else gaps[k - 1]
-        rows.append(
-            {
-                "episodes": point.step // EPISODE_LENGTH,
-                "seconds": f"{seconds:.0f}",
-                "nss": f"{point.value:.4f}",
-                "pcc": f"{pcc[point.step]:.4f}" if point.step in pcc else "",
-            }
-        )
+    found = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    nss, pcc, seconds = (found.get(f"charts/{name}", []) for name in ("nss", "pcc", "seconds"))
+    pcc, seconds = ({point.step: point.value for point in points} for points in (pcc, seconds))
+    rows = [
+        {
+            "episodes": point.step // EPISODE_LENGTH,
+            "seconds": f"{seconds.get(point.step, point.wall_time - nss[0].wall_time):.0f}",
+            "nss": f"{point.value:.4f}",
+            "pcc": f"{pcc[point.step]:.4f}" if point.step in pcc else "",
+        }
+        for point in nss
+    ]
     stride = -(-len(rows) // CURVE_POINTS) or 1
     return rows[::-1][::stride][::-1]  # the last one is always there
 
@@ -441,26 +483,51 @@ def resume_command(cell: Cell, work: Workspace, folder: Path) -> list[str]:
     return [sys.executable, str(ROOT / script), "--resume", str(folder)]
 
 
+def lock_of(folder: Path, patience: float = 0.5):
+    """The open lock file of a run, locked, to be handed to its script; None if somebody else has it."""
+    lock = open(make_folder(folder) / "lock", "a")  # noqa: SIM115
+    give_up = time.time() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.time() > give_up:  # no mere look by `status`
+                lock.close()
+                return None
+            time.sleep(0.05)
+
+
+def put_aside(folder: Path) -> None:
+    """Move a run folder that is no longer the run's out of its place; nothing that has ended is deleted."""
+    aside = make_folder(folder.parent.parent / "put_aside")
+    folder.rename(aside / f"{folder.parent.name}__{folder.name}__{time.time_ns()}")
+
+
 class Process:
     """A script at work on one cell, started here or left over from a command that was killed."""
 
     def __init__(self, cell: Cell, work: Workspace):
         self.cell, self.work, self.folder = cell, work, work.folder(cell)
-        self.started, self.popen = time.time(), None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = open(self.folder / "lock", "a")  # noqa: SIM115 (the script is to have it)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # it outlived the command that started it: let it, and watch
+        self.popen = None
+        lock = lock_of(self.folder)
+        if not lock:  # it outlived the command that started it, or is another command's: let it, and watch
+            return
+        if work.summary(cell):  # ended in the meantime
             lock.close()
             return
-        begun = self.work.script_folder(cell)
+        begun = work.script_folder(cell)
+        reward_run = work.script_folder(cell.imitation) if cell.stage == "retrain" else None
+        if begun and reward_run and not has_reward_of(begun, reward_run):
+            put_aside(begun)  # on the reward of an imitation that has changed since
+            begun = None
         if begun and (begun / "checkpoint.pt").is_file():
             command = resume_command(cell, work, begun)
         else:
+            if begun and (begun / "summary.json").is_file():
+                put_aside(begun)  # ended with fewer episodes, and without a checkpoint to go on from
             for leftover in self.folder.glob("*/config.json"):  # cut short before its first checkpoint
                 shutil.rmtree(leftover.parent)
-            reward_run = work.script_folder(cell.imitation) if cell.stage == "retrain" else None
             command = command_of(cell, work, self.folder, reward_run)
             env_utils.write_json(self.folder / "arguments.json", {"arguments": extra_arguments(cell, work.grid)})
         with open(self.folder / "log.txt", "a") as log:
@@ -486,7 +553,7 @@ class Process:
         return self.work.summary(self.cell) is not None
 
     def stop(self) -> None:
-        """Ask it to save and stop."""
+        """Ask it to save and stop; one that another command started is left alone."""
         if self.popen and self.popen.poll() is None:
             self.popen.send_signal(signal.SIGINT)
 
@@ -644,10 +711,10 @@ class Scheduler:
         self.ended += 1
         self.live.event(f"ended    {cell.run_id}: NSS {row['nss']} in {hours(float(row['seconds']))}")
 
-    def failure(self, cell: Cell, how: str, log: str) -> None:
+    def failure(self, cell: Cell, how: str, log: str, again: bool = True) -> None:
         """Report it, let it be tried once more; then give it up, and what needs it."""
         self.failures[cell] = self.failures.get(cell, 0) + 1
-        again = self.failures[cell] < 2
+        again = again and self.failures[cell] < 2
         self.live.event(f"FAILED   {cell.run_id}: {how}{'; once more' if again else ''}\n{log}\n")
         if again:
             self.waiting.insert(0, cell)
@@ -659,6 +726,13 @@ class Scheduler:
             self.failed += lost
             for other in lost:
                 self.live.event(f"FAILED   {other.run_id}: has no reward to train on")
+
+    def give_up_waiting(self) -> None:
+        """Nothing runs and nothing can start: say so instead of waiting for ever."""
+        for cell in self.waiting:
+            self.live.event(f"FAILED   {cell.run_id}: the imitation that it needs is gone")
+        self.failed += self.waiting
+        self.waiting = []
 
     def footer(self, running: list[Cell], workers: int) -> str:
         left = time_left(self.waiting + running, self.work.grid, self.work.rows, workers)
@@ -673,9 +747,13 @@ class Scheduler:
 
 
 def run(args: Run) -> int:
+    if args.workers < 0:
+        raise UserError("--workers must be at least 1, or 0 for one a core")
+    cells = cells_of(args)
     work = Workspace(args)
     env_utils.require_writable(work.results)
-    todo = work.missing(cells_of(args))
+    env_utils.require_writable(Path(args.runs))
+    todo = work.missing(cells)
     live = Live()
     scheduler = Scheduler(work, todo, live)
     live.event(f"{len(todo)} runs to do")
@@ -686,8 +764,6 @@ def run(args: Run) -> int:
 
 def run_locally(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> int:
     workers = args.workers or os.cpu_count()
-    if workers < 1:
-        raise UserError("--workers must be at least 1")
     running: list[Process] = []
     stopping = False
 
@@ -704,17 +780,24 @@ def run_locally(args: Run, work: Workspace, scheduler: Scheduler, live: Live) ->
         live.event(f"found    {cell.run_id}, still at work")
     while (running or scheduler.waiting) and not stopping:
         while len(running) < workers and (cell := scheduler.ready()):
-            if work.summary(cell):  # ended, but its row was not written when the command was killed
-                scheduler.success(cell)
-                continue
-            running.append(Process(cell, work))
-            live.event(f"started  {cell.run_id}")
+            try:
+                if work.summary(cell):  # ended, but its row was not written when the command was killed
+                    scheduler.success(cell)
+                    continue
+                running.append(Process(cell, work))
+                live.event(f"started  {cell.run_id}")
+            except (UserError, OSError) as error:  # one run's trouble is not the grid's
+                scheduler.failure(cell, "cannot be started", str(error), again=False)
+        if not running and scheduler.waiting:
+            scheduler.give_up_waiting()
         for process in [process for process in running if process.ended()]:
             running.remove(process)
             if process.went_well():
                 scheduler.success(process.cell)
-            else:
-                scheduler.failure(process.cell, process.exit_status(), tail(process.folder / "log.txt", 15))
+            else:  # exit code 2 is a mistake that another try does not mend
+                mistake = process.popen is not None and process.popen.returncode == 2
+                log = tail(process.folder / "log.txt", 15)
+                scheduler.failure(process.cell, process.exit_status(), log, again=not mistake)
         rows = [(process.cell.run_id, process.progress()) for process in running]
         live.table(rows, scheduler.footer([process.cell for process in running], workers))
         time.sleep(0.2 if args.scale == "smoke" else 1.0)
@@ -724,7 +807,9 @@ def run_locally(args: Run, work: Workspace, scheduler: Scheduler, live: Live) ->
             process.stop()
         while not all(process.ended() for process in running if process.popen):
             time.sleep(0.2)
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        left = sum(process.popen is None for process in running)
+        note = f"; {left} that another command had started go on" if left else ""
+        print(f"stopped{note}; the same command goes on from here", file=sys.stderr)
         return 130
     return scheduler.finish()
 
@@ -741,29 +826,35 @@ def run_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in names if path.is_file()}
 
 
-def ray_task(command: list[str], reward_run: dict[str, bytes] | None) -> dict:
+def die_with_parent() -> None:
+    """Linux: let the kernel kill this process if its Ray worker is killed, which cannot do it itself then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def ray_task(command: list[str], reward_run: dict[str, bytes] | None, commit: str) -> dict:
     """On a node: run a script in a temporary folder. Gives its run folder's name and files, or how it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         place = {"PYTHON": sys.executable, "OUT": f"{scratch}/out", "REWARD_RUN": f"{scratch}/reward"}
         for name, content in (reward_run or {}).items():
-            path = Path(place["REWARD_RUN"]) / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(content)
+            (make_folder(Path(place["REWARD_RUN"])) / name).write_bytes(content)
         with open(f"{scratch}/log.txt", "w") as log:
             code = subprocess.run(
                 [place.get(part, part) for part in command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "MADAAC_COMMIT": commit},
+                preexec_fn=die_with_parent,
             ).returncode
         found = list(Path(place["OUT"]).glob("*/summary.json"))
         log = tail(Path(scratch) / "log.txt", 15)
         if code or not found:
-            return {"failed": f"exit code {code}", "log": log}
+            return {"failed": f"exit code {code}", "log": log, "mistake": code == 2}
         return {"name": found[0].parent.name, "files": run_files(found[0].parent), "log": log}
 
 
-def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> int:
+def connect_to_ray(args: Run):
+    """The module, connected to the cluster."""
     try:
         import ray
     except ImportError:
@@ -778,45 +869,74 @@ def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> 
             log_to_driver=False,
             logging_level="warning",
         )
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"no Ray cluster at --address {args.address}: {error}") from None
+    except ValueError as error:
+        raise UserError(f"Ray refuses: {error}") from None
+    most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if not 0 < args.cpus_per_run <= most or (args.cpus_per_run > 1 and args.cpus_per_run % 1):
+        raise UserError(
+            f"--cpus-per-run {args.cpus_per_run:g}: must be above 0, whole if above 1, and at most the {most:g} "
+            "of the cluster's largest node"
+        )
+    return ray
+
+
+def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> int:
+    ray = connect_to_ray(args)
     resources = {"num_cpus": args.cpus_per_run}
     if args.memory_per_run:
         resources["memory"] = int(args.memory_per_run * 1e9)
     # Ray itself retries a task whose worker or node has died; a script that fails is the scheduler's business.
     task = ray.remote(max_retries=5, **resources)(ray_task)
-    running: dict = {}
+    running: dict = {}  # task -> its run, and the lock that keeps other commands from it
     most = args.workers or 10_000  # Ray queues what has no room yet
-    while running or scheduler.waiting:
-        while len(running) < most and (cell := scheduler.ready()):
-            if work.summary(cell):
+    commit = env_utils.commit()
+    try:
+        while running or scheduler.waiting:
+            while len(running) < most and (cell := scheduler.ready()):
+                if work.summary(cell):
+                    scheduler.success(cell)
+                    continue
+                lock = lock_of(work.folder(cell))
+                if not lock:
+                    scheduler.failure(cell, "another command is at work on it", "", again=False)
+                    continue
+                for leftover in [path.parent for path in work.folder(cell).glob("*/config.json")]:
+                    put_aside(leftover)  # nodes start from the beginning
+                reward_run = run_files(work.script_folder(cell.imitation)) if cell.stage == "retrain" else None
+                command = command_of(cell, work, Path("OUT"), Path("REWARD_RUN"))
+                command[:2] = ["PYTHON", Path(command[1]).name]  # of the node, in its copy of this code
+                command += ["--save-every", str(10**9)]  # a checkpoint on a node would help nobody
+                arguments = {"arguments": extra_arguments(cell, args)}
+                env_utils.write_json(work.folder(cell) / "arguments.json", arguments)
+                running[task.remote(command, reward_run, commit)] = cell, lock
+                live.event(f"started  {cell.run_id}")
+            if not running and scheduler.waiting:
+                scheduler.give_up_waiting()
+                break
+            ended, _ = ray.wait(list(running), timeout=1.0) if running else ([], [])
+            for reference in ended:
+                cell, lock = running.pop(reference)
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    result = {"failed": type(error).__name__, "log": str(error)}
+                (work.folder(cell) / "log.txt").write_text(result["log"] + "\n")
+                if "failed" in result:
+                    lock.close()
+                    scheduler.failure(cell, result["failed"], result["log"], again=not result.get("mistake"))
+                    continue
+                bring_back(work.folder(cell) / result["name"], result["files"])
+                lock.close()
                 scheduler.success(cell)
-                continue
-            reward_run = None
-            if cell.stage == "retrain":
-                reward_run = run_files(work.script_folder(cell.imitation))
-            command = command_of(cell, work, Path("OUT"), Path("REWARD_RUN"))
-            command[:2] = ["PYTHON", Path(command[1]).name]  # of the node, in its copy of this code
-            env_utils.write_json(
-                make_folder(work.folder(cell)) / "arguments.json", {"arguments": extra_arguments(cell, args)}
-            )
-            running[task.remote(command, reward_run)] = cell
-            live.event(f"started  {cell.run_id}")
-        ended, _ = ray.wait(list(running), timeout=1.0)
-        for reference in ended:
-            cell = running.pop(reference)
-            try:
-                result = ray.get(reference)
-            except ray.exceptions.RayError as error:
-                result = {"failed": type(error).__name__, "log": str(error)}
-            (work.folder(cell) / "log.txt").write_text(result["log"] + "\n")
-            if "failed" in result:
-                scheduler.failure(cell, result["failed"], result["log"])
-                continue
-            bring_back(work.folder(cell) / result["name"], result["files"])
-            scheduler.success(cell)
-        live.table([], scheduler.footer(list(running.values()), max(1, int(ray.cluster_resources().get("CPU", 1)))))
-    ray.shutdown()
+            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            live.table([], scheduler.footer([cell for cell, _ in running.values()], cpus))
+    except KeyboardInterrupt:
+        print("stopped, and so are the runs on the cluster; the same command starts those anew", file=sys.stderr)
+        return 130
+    finally:
+        ray.shutdown()
     return scheduler.finish()
 
 
@@ -855,6 +975,4 @@ Command = (
 if __name__ == "__main__":
     with env_utils.exit_on_user_error():
         command = tyro.cli(Command, description=__doc__)
-        if command.episodes < 0:
-            raise UserError("--episodes must not be negative")
         sys.exit({Plan: plan, Run: run, Status: status, Report: report}[type(command)](command))

@@ -857,6 +857,7 @@ def main(args: Args) -> None:
             for name, value in {
                 "charts/nss": nss,
                 "charts/SPS": (step - first_step) / (time.time() - started),
+                "charts/seconds": seconds_before + time.time() - started,
                 "charts/episodes": step / envs.episode_length,
                 **seen,
             }.items():

@@ -504,7 +504,7 @@ def test_what_a_magail_discriminator_sees(kind, sees):
 MACK = [
     "StackedLinear", "StackedMLP", "Policies", "sample", "taken", "Values", "JointMLP", "KFAC",
     "generalized_advantages", "clip_each_agent", "discriminator_loss", "agents_first", "advantages_and_returns",
-    "mack_update", "policy_tensors", "check_args", "make_networks",
+    "mack_update", "policy_tensors", "check_args", "make_networks", "Memory",
 ]  # fmt: skip
 
 
@@ -540,7 +540,7 @@ def run(script, *arguments):
 def small(folder, **changes):
     options = {
         "env-id": TASK, "runs": folder / "runs", "seed": 3, "total-timesteps": 6000, "num-envs": 20,
-        "disc-batch-size": 300, "hidden-size": 32, "eval-episodes": 20, "log-every": 500, "disc-history": 3,
+        "disc-batch-size": 300, "hidden-size": 32, "eval-episodes": 20, "log-every": 500, "disc-memory": 1200,
         "disc-minibatches": 2,
     } | changes  # fmt: skip
     return [part for name, value in options.items() for part in (f"--{name}", value)]
@@ -606,6 +606,20 @@ def test_value_functions_are_told_the_time_through_episodes_and_rollouts(script,
     torch.testing.assert_close(torch.cat(told), expected)
 
 
+def test_the_discriminators_memory_holds_any_transition_of_the_past_with_the_same_probability():
+    torch.manual_seed(0)
+    found = torch.zeros(40)
+    for _ in range(2000):
+        memory = mairl.Memory(12)
+        for first in range(0, 40, 5):
+            remembered = memory.after([torch.arange(first, first + 5)[None], torch.arange(first, first + 5)[None] * 2])
+            assert torch.equal(2 * remembered[0], remembered[1]), "parts of a transition stay together"
+            assert remembered[0].unique().numel() == remembered[0].numel() == min(first + 5, 10)
+        found[remembered[0][0]] += 1
+    # 10 of 40, whole batches of 5: 0.25 with a standard error of 0.01
+    torch.testing.assert_close(found / 2000, torch.full((40,), 0.25), atol=0.04, rtol=0)
+
+
 @pytest.mark.parametrize("script", ["mairl_mack", "magail_mack"])
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
 def test_it_imitates(tmp_path, script, kind):
@@ -617,7 +631,7 @@ def test_it_imitates(tmp_path, script, kind):
     run(
         script,
         *small(
-            tmp_path, **changes, **{"disc-history": 1, "disc-minibatches": 1, "hidden-size": 64, "discriminator": kind}
+            tmp_path, **changes, **{"disc-memory": 0, "disc-minibatches": 1, "hidden-size": 64, "discriminator": kind}
         ),
     )
     summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
@@ -643,7 +657,7 @@ def test_mack_learns_from_the_true_reward(tmp_path):
         (["--kl-clip", "0"], "--kl-clip must be above 0"),
         (["--momentum", "1"], "--momentum must be from 0 to below 1"),
         (["--num-steps", "0"], "--num-steps must be at least 1"),
-        (["--disc-history", "0"], "--disc-history must be at least 1"),
+        (["--disc-memory", "999"], "--disc-memory 999 cannot hold a rollout"),
         (["--reward-clip", "-1"], "--reward-clip must be 0"),
         (["--gae-lambda", "2"], "--gae-lambda must be from 0 to 1"),
         (["--resume", "nowhere"], "nothing to resume"),

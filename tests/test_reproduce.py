@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Stands in for every training script: keeps the contract of run folders, checkpoints and resuming, learns nothing, and
 # notes in notes.txt when it begins from nothing, when it ends, and whether another one is at work in the same folder.
 STUB = """
-import argparse, fcntl, json, os, signal, sys, time
+import argparse, fcntl, hashlib, json, os, signal, sys, time
 from pathlib import Path
 
 parser = argparse.ArgumentParser()
@@ -29,6 +29,9 @@ parser.add_argument("--resume", default="")
 known, rest = parser.parse_known_args()
 names, values = [word[2:].replace("-", "_") for word in rest[::2]], rest[1::2]
 args = dict(zip(names, values))
+if "alhpa" in args:  # as real scripts do: before anything is written
+    print("error: no such option")
+    sys.exit(2)
 root = Path(os.environ.get("NOTES", Path(__file__).parent))  # a Ray node has its own copy of the code
 
 def note(what):
@@ -39,6 +42,9 @@ def write(name, content):
     (folder / f".{name}").write_text(json.dumps(content))
     os.replace(folder / f".{name}", folder / name)
 
+def hash_of_reward():
+    return hashlib.sha256((Path(args["run"]) / "reward.safetensors").read_bytes()).hexdigest()
+
 step = 0
 if known.resume:
     folder = Path(known.resume)
@@ -48,11 +54,14 @@ else:
     folder = Path(args["runs"]) / f"run__{time.time_ns()}"
     folder.mkdir(parents=True)
     args["total_timesteps"] = int(args["total_timesteps"])
+    if "run" in args:
+        args["reward_sha256"] = hash_of_reward()
     write("config.json", {"args": args, "commit": "0000"})
     note("begin")
-if "run" in args and not (Path(args["run"]) / "summary.json").is_file():
-    note("NO-REWARD")
-busy = open(folder / "busy", "w")
+if "run" in args and args["reward_sha256"] != hash_of_reward():
+    print("error: not the reward that this run began with")
+    sys.exit(2)
+busy = open(folder.parent / "busy", "w")
 try:
     fcntl.flock(busy, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
@@ -74,6 +83,7 @@ while step < args["total_timesteps"]:
     print(f"{100 * step // args['total_timesteps']}%|#| [00:01<00:02, NSS 0.5]", end="\\r", flush=True)
     if asked:
         sys.exit(130)
+(folder / "reward.safetensors").write_text(str(step))
 scores = {"scores": {"a": {"mean": 1.0, "interval_95": 0.1}}, "nss": 0.5, "nss_by_agent": {"a": 0.5}}
 write("summary.json", {"episodes": step // 25, "seconds": 1, "nss_last_500_training_episodes": 0.5,
                        "expert": {"a": 2.0}, "random": {"a": 0.0}, "stochastic": scores, "greedy": scores})
@@ -183,8 +193,9 @@ def test_kills_at_random_moments_lose_no_run_and_do_none_twice(copy):
     killed = {"command": 0, "script": 0}
     for turn in range(4):
         process = start(copy, *choice)
-        while process.stdout.readline().split()[1:2] != ["started"]:
-            pass
+        line = "nothing yet"
+        while line and line.split()[1:2] != ["started"]:
+            line = process.stdout.readline()
         time.sleep(rng.uniform(0, 2))
         scripts = stubs_at_work(copy)
         if turn % 2 and scripts:
@@ -199,7 +210,7 @@ def test_kills_at_random_moments_lose_no_run_and_do_none_twice(copy):
     assert code == 0, output
     assert len(rows(copy)) == 2 * 3 * 2 * 2
     seen = notes(copy)
-    assert not [line for line in seen if line.startswith(("DOUBLE", "NO-REWARD"))]
+    assert not [line for line in seen if line.startswith("DOUBLE")]
     for run_id in rows(copy):
         assert seen.count(f"end {run_id}") == 1, "ended once"
         # begun once, or again only if it was killed before its first checkpoint
@@ -227,18 +238,32 @@ def test_what_fails_once_is_tried_again_and_what_fails_twice_is_reported(copy):
     assert code == 0, "another command tries again"
 
 
-def test_a_longer_budget_goes_on_with_what_there_is(copy):
-    assert run(copy, *SMALL, "--stages", "imitate", "--episodes", "100")[0] == 0
-    assert rows(copy)[IMITATE]["episodes"] == "100"
-    checkpoint = next((copy / "runs/reproduce/smoke" / IMITATE).glob("*")) / "checkpoint.pt"
-    assert not checkpoint.is_file(), "at the smoke scale nothing is kept to go on with"
-    code, output = run(copy, *SMALL, "--stages", "imitate", "--episodes", "100", "--scale", "quick")
-    assert code == 0
-    code, output = run(copy, *SMALL, "--stages", "imitate", "--episodes", "300", "--scale", "quick")
-    assert code == 0, output
-    with open(copy / "runs/reproduce/quick/results/runs.csv") as file:
-        assert [row["episodes"] for row in csv.DictReader(file)] == ["300"]
-    assert notes(copy).count(f"begin {IMITATE}") == 2, "once at each scale, not a third time"
+def test_two_commands_at_once_share_the_work(copy):
+    processes = [start(copy, "--episodes", "600", "--n-demos", "50", "--tasks", "keep_away") for _ in range(2)]
+    outputs = [process.communicate(timeout=180)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    seen = notes(copy)
+    assert not [line for line in seen if line.startswith("DOUBLE")]
+    assert len(rows(copy)) == 12
+    assert all(seen.count(f"{what} {run_id}") == 1 for run_id in rows(copy) for what in ("begin", "end"))
+
+
+def test_a_longer_budget_goes_on_and_retrains_on_the_new_reward(copy):
+    def quick(episodes):
+        code, output = run(copy, *SMALL, "--episodes", str(episodes), "--scale", "quick")
+        assert code == 0, output
+        with open(copy / "runs/reproduce/quick/results/runs.csv") as file:
+            return {row["run_id"]: row for row in csv.DictReader(file)}
+
+    first = quick(100)
+    assert [first[key]["episodes"] for key in (IMITATE, RETRAIN)] == ["100", "100"]
+    longer = quick(300)
+    assert [longer[key]["episodes"] for key in (IMITATE, RETRAIN)] == ["300", "300"]
+    assert longer[RETRAIN]["reward_episodes"] == "300"
+    assert notes(copy).count(f"begin {IMITATE}") == 1, "gone on with"
+    assert notes(copy).count(f"begin {RETRAIN}") == 2, "its reward is another one"
+    assert len(list((copy / "runs/reproduce/quick/put_aside").iterdir())) == 1, "what had ended is not deleted"
+    assert quick(200) == longer, "a smaller budget changes nothing"
 
 
 def test_an_interrupt_lets_runs_save_and_the_same_command_goes_on(copy):
@@ -265,6 +290,15 @@ def test_other_arguments_than_a_run_began_with_are_refused(copy):
     assert run(copy, *SMALL)[0] == 0
     code, output = run(copy, *SMALL, "--mairl-args=--disc-lr 0.1")
     assert code == 2 and "was run with other arguments" in output and "Traceback" not in output
+
+
+def test_a_mistake_in_extra_arguments_can_be_mended(copy):
+    code, output = run(copy, *SMALL, "--mairl-args=--alhpa 1")
+    assert code == 1 and output.count("exit code 2") == 1, "a mistake is not tried twice"
+    assert run(copy, *SMALL)[0] == 0
+    for wrong, says in (("--seed 3", "must not set --seed"), ("'--disc-lr", "cannot be read")):
+        code, output = run(copy, *SMALL, f"--mairl-args={wrong}")
+        assert code == 2 and says in output and "Traceback" not in output
 
 
 # On a Ray cluster
@@ -294,7 +328,6 @@ def test_a_lost_ray_node_loses_no_run(copy, monkeypatch):
     assert len(rows(copy)) == 6
     begun = [line for line in notes(copy) if line.startswith("begin")]
     assert len(begun) == 7, "the lost one was begun again, by nobody else's loss"
-    assert not [line for line in notes(copy) if line.startswith("NO-REWARD")]
     assert next((copy / "runs/reproduce/smoke" / IMITATE).glob("*/summary.json")), "its files were brought back"
     code, output = run(copy, *SMALL, "--n-demos", "50,100,200", "--episodes", "4000")
     assert code == 0 and "0 runs to do" in output, "a local command knows what Ray has done"
@@ -326,10 +359,10 @@ def test_a_small_grid_of_real_scripts_and_its_report(tmp_path):
     for row in found:
         summary = json.loads(next((tmp_path / "smoke" / row["run_id"]).glob("*/summary.json")).read_text())
         assert float(row["nss"]) == pytest.approx(summary["stochastic"]["nss"], abs=1e-4)
-        assert row["episodes"] == "100" and row["agents"] == "speaker_0;listener_0"
+        assert row["episodes"] == "120" and row["agents"] == "speaker_0;listener_0"
         with open(tmp_path / "smoke/results/curves" / f"{row['run_id']}.csv") as file:
             points = list(csv.DictReader(file))
-        assert points and points[-1]["episodes"] == "100"
+        assert points and points[-1]["episodes"] == "120"
     planned = reproduce_py("plan", *grid)
     assert "6 runs chosen, 6 done, 0 to run" in planned.stdout
     reported = reproduce_py("report", *grid)
