@@ -122,7 +122,7 @@ class Args:
     """transitions of the expert (drawn with replacement), and at most as many of the learner, in an update"""
     disc_minibatches: int = 1
     """Adam steps of the discriminators a rollout: its transitions are dealt out to as many minibatches"""
-    disc_memory: int = 0
+    disc_memory: int = 250_000
     """learner's transitions are drawn from so many that stand for all it has ever made; 0: from the current rollout"""
     disc_entropy: float = 0.01
     """weight of the discriminators' entropy, which is encouraged"""
