@@ -11,8 +11,9 @@ import importlib.util
 import itertools
 import math
 import re
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +40,11 @@ TASKS = SMALL | LARGE
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}  # in the paper's order
 DISCRIMINATORS = ("decentralized", "centralized")
 DEMOS = (50, 100, 200)
-MARKS = ("better", "equal", "worse", "not measured")
+Words = tuple[str, str, str]  # for a number above the paper's, about the same, below
+SCORE_MARKS: Words = ("better", "equal", "worse")
+RELATIVE_MARKS: Words = ("larger", "equal", "smaller")
+MIN_RUNS = 3  # of a mark in bold, and of a setting for a bootstrap interval
+MIN_VALUES = 4  # of an interquartile mean, which leaves out a quarter at each end
 
 COLOURS = {"magail": "#009E73", "mairl": "#D55E00", "madaac": "#0072B2"}
 LINES = {"decentralized": "-", "centralized": "--"}
@@ -47,6 +52,7 @@ NSS_GOAL = 0.9  # of sample efficiency
 PARAMETER_AGENTS = (8, 12, 16, 24, 32, 48, 64)
 BOOTSTRAP_SAMPLES = 2000
 BOOTSTRAP_SEED = 1
+TITLE_WIDTH = 66  # characters of a line above a panel
 
 
 # Reading
@@ -61,6 +67,10 @@ def number(text: str) -> float:
 
 def number_or_nan(text: str) -> float:
     return number(text) if text else math.nan
+
+
+def whole_or_zero(text: str) -> int:
+    return int(text) if text else 0
 
 
 def numbers(text: str) -> np.ndarray:
@@ -99,6 +109,8 @@ RUN_COLUMNS = {
     "pcc": number_or_nan,
     "seconds": number,
     "commit": str,
+    "reward_episodes": whole_or_zero,
+    "reward_arguments": str.strip,
 }
 CURVE_COLUMNS = {"episodes": number, "seconds": number, "nss": number, "pcc": number_or_nan}
 PAPER_COLUMNS = {
@@ -108,7 +120,7 @@ PAPER_COLUMNS = {
     "agent": str,
     "algorithm": one_of("random", "expert", *ALGORITHMS.values()),
     "discriminator": one_of("", *DISCRIMINATORS),
-    "n_demos": lambda text: int(text) if text else 0,
+    "n_demos": whole_or_zero,
     "mean": number,
     "interval_95": number,
 }
@@ -153,7 +165,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A row of runs.csv; scores are per agent."""
+    """A row of runs.csv; scores are per agent, and what is of the reward is of the imitation that it was learned by."""
 
     run_id: str
     stage: str
@@ -177,10 +189,37 @@ class Run:
     pcc: float
     seconds: float
     commit: str
+    reward_episodes: int
+    """0 for imitation"""
+    reward_arguments: str
 
     @property
     def cell(self) -> Cell:
         return Cell(self.stage, self.task, self.algorithm, self.discriminator, self.n_demos)
+
+    @property
+    def all_arguments(self) -> tuple[str, str]:
+        """Extra arguments, its own and those of its reward."""
+        return self.arguments, self.reward_arguments
+
+
+def check_run(run: Run, where: str) -> None:
+    """Raises a UserError for a row whose columns do not go together."""
+    agents = list(env_utils.load_card(run.task)["scores"]["expert"])
+    if run.agents != agents:
+        raise UserError(f"{where}, column agents: {run.task} has {';'.join(agents)}, got {';'.join(run.agents)}")
+    for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
+        if len(getattr(run, name)) != len(agents):
+            raise UserError(f"{where}, column {name}: {len(getattr(run, name))} values for {len(agents)} agents")
+    if (run.expert_scores == run.random_scores).any():
+        raise UserError(f"{where}: an expert score is equal to the random one, so that there is no NSS")
+    retrained = run.stage == "retrain"
+    if bool(run.rl) != retrained:
+        raise UserError(f"{where}, column rl: mack or maac for retrain, empty for imitate; got {run.rl!r}")
+    if (run.reward_episodes > 0) != retrained:
+        raise UserError(f"{where}, column reward_episodes: above 0 for retrain, empty for imitate")
+    if run.reward_arguments and not retrained:
+        raise UserError(f"{where}, column reward_arguments: empty for imitate, got {run.reward_arguments!r}")
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -192,16 +231,7 @@ def read_runs(path: Path) -> list[Run]:
         if run.run_id in lines:
             raise UserError(f"{where}: run_id {run.run_id!r} is that of line {lines[run.run_id]} too")
         lines[run.run_id] = line
-        agents = list(env_utils.load_card(run.task)["scores"]["expert"])
-        if run.agents != agents:
-            raise UserError(f"{where}, column agents: {run.task} has {';'.join(agents)}, got {';'.join(run.agents)}")
-        for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
-            if len(getattr(run, name)) != len(agents):
-                raise UserError(f"{where}, column {name}: {len(getattr(run, name))} values for {len(agents)} agents")
-        if (run.expert_scores == run.random_scores).any():
-            raise UserError(f"{where}: an expert score is equal to the random one, so that there is no NSS")
-        if bool(run.rl) != (run.stage == "retrain"):
-            raise UserError(f"{where}, column rl: mack or maac for retrain, empty for imitate; got {run.rl!r}")
+        check_run(run, where)
         runs.append(run)
     return runs
 
@@ -242,18 +272,25 @@ def paper_rl(task: str) -> str:
     return "mack" if task in SMALL else "maac"
 
 
+def of_one_budget(runs: list[Run], name: str) -> list[Run]:
+    """Those with exactly the paper's number of episodes, if there are any; else those with the most."""
+    found, wanted = {getattr(run, name) for run in runs}, paper_episodes(runs[0].task)
+    kept = wanted if wanted in found else max(found)
+    return [run for run in runs if getattr(run, name) == kept]
+
+
 def comparable(runs: list[Run]) -> list[Run]:
     """Of all runs of a cell, those that may be averaged: none of the rules looks at a score.
 
-    Retraining by the algorithm that the paper used for the task, if there is any; the most episodes; of different
-    extra arguments those with the most seeds, none at all if that is a draw; the last row of a seed.
+    Retraining by the algorithm that the paper used for the task, if there is any; the paper's number of episodes, or
+    else the most, and the same of the imitations that rewards are of; of different extra arguments (with those of the
+    rewards) those with the most seeds, none at all if that is a draw; the last row of a seed.
     """
     runs = [run for run in runs if run.rl == paper_rl(run.task)] or runs
-    most = max(run.episodes for run in runs)
+    runs = of_one_budget(of_one_budget(runs, "episodes"), "reward_episodes")
     by_arguments = defaultdict(dict)
     for run in runs:
-        if run.episodes == most:
-            by_arguments[run.arguments][run.seed] = run
+        by_arguments[run.all_arguments][run.seed] = run
     _, kept = min(by_arguments.items(), key=lambda item: (-len(item[1]), item[0]))  # "" comes first
     return [kept[seed] for seed in sorted(kept)]
 
@@ -344,11 +381,11 @@ def paper_value(paper: Paper, stage: str, column: Column, algorithm: str, discri
     return Value(score, half, (score - random) / (expert - random), half / abs(expert - random))
 
 
-def mark(ours: Value, paper: Value) -> str:
-    """Which side is better by NSS, or equal if the intervals overlap."""
+def mark(ours: Value, paper: Value, words: Words) -> str:
+    """The first word if our NSS is above the paper's, the last if it is below, the second if the intervals overlap."""
     if abs(ours.nss - paper.nss) <= ours.nss_half + paper.nss_half:
-        return "equal"
-    return "better" if ours.nss > paper.nss else "worse"
+        return words[1]
+    return words[0] if ours.nss > paper.nss else words[2]
 
 
 # Tables
@@ -356,7 +393,7 @@ def mark(ours: Value, paper: Value) -> str:
 
 @dataclass
 class Table:
-    """A table that can be written as Markdown and as LaTeX; a cell is a list of lines."""
+    """A table that can be written as Markdown and as LaTeX; a cell is a list of lines, bold between two asterisks."""
 
     name: str
     title: str
@@ -383,11 +420,13 @@ def counted(count: int, what: str) -> str:
 
 
 def episodes_mark(task: str, *groups: list[Run]) -> str:
-    """† and the episodes of the runs, if they are not the paper's."""
-    episodes = [group[0].episodes for group in groups]
-    if set(episodes) == {paper_episodes(task)}:
-        return ""
-    return ", †" + " against ".join(f"{count:,}" for count in dict.fromkeys(episodes))
+    """† and the episodes of the runs, and of their rewards, where they are not the paper's."""
+    marks = ""
+    for name, words in (("episodes", ""), ("reward_episodes", "reward of ")):
+        counts = dict.fromkeys(getattr(group[0], name) for group in groups)
+        if set(counts) - {0, paper_episodes(task)}:
+            marks += f", †{words}" + " against ".join(f"{count:,}" for count in counts)
+    return marks
 
 
 def rl_mark(*groups: list[Run]) -> str:
@@ -396,18 +435,22 @@ def rl_mark(*groups: list[Run]) -> str:
     return f", ‡{other.pop().upper()}" if other else ""
 
 
-def cell_lines(task: str, ours: Value | None, paper: Value, groups: list[list[Run]], sign: str = "") -> list[str]:
+def cell_lines(
+    task: str, ours: Value | None, paper: Value, groups: list[list[Run]], words: Words = SCORE_MARKS
+) -> list[str]:
     """Our score, the paper's, both NSS and the mark; `groups` are the runs behind ours (two for a difference)."""
+    sign = "+" if words is RELATIVE_MARKS else ""
     paper_score, paper_nss = with_half(paper.score, paper.half, 3, sign), with_half(paper.nss, paper.nss_half, 3, sign)
     if ours is None:
         return ["not measured", f"paper {paper_score}", f"paper's NSS {paper_nss}"]
     counts = list(dict.fromkeys(len(group) for group in groups))
     runs = counted(counts[0], "run") if len(counts) == 1 else " against ".join(map(str, counts)) + " runs"
+    bold = "**" if min(counts) >= MIN_RUNS else ""
     return [
         f"{with_half(ours.score, ours.half, 2, sign)} ({runs}{episodes_mark(task, *groups)}{rl_mark(*groups)})",
         f"paper {paper_score}",
         f"NSS {with_half(ours.nss, ours.nss_half, 3, sign)}, paper {paper_nss}",
-        mark(ours, paper),
+        f"{bold}{mark(ours, paper, words)}{bold}",
     ]
 
 
@@ -427,8 +470,16 @@ INTERVALS = (
 )
 RULE = (
     "Marks compare NSS = (score − random) / (expert − random) of the column's score, by each side's own random and "
-    "expert scores, and not raw scores, since experts are not the paper's{}. equal: the two intervals overlap; better, "
-    "worse: they do not, and our NSS is higher, lower."
+    f"expert scores, and not raw scores, since experts are not the paper's{{}}. Random and expert scores are taken as "
+    "exact: the intervals are of scores alone. equal: the two intervals overlap; better, worse: they do not, and our "
+    f"NSS is higher, lower. Marks in bold rest on {MIN_RUNS} runs or more."
+)
+RELATIVE_RULE = (
+    "Marks compare differences of NSS = (score − random) / (expert − random), by each side's own random and expert "
+    "scores, and not raw scores, since experts are not the paper's. Random and expert scores are taken as exact: the "
+    "intervals are of scores alone. equal: the two intervals overlap; larger, smaller: they do not, and our difference "
+    "is above, below the paper's. A larger difference is not better in itself: a lower score of MA-GAIL makes it as "
+    f"well as a higher one of the algorithm. Marks in bold rest on {MIN_RUNS} runs or more of both."
 )
 PUSHER_NOTE = ", and the pusher's expert scores below random play"
 LARGE_NOTE = "Scores are means over agents; the interval of a single run is the mean of its agents' intervals."
@@ -461,7 +512,10 @@ def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Pap
         f"Scores after {STAGES[stage]}, {scale}-scale tasks. {INTERVALS}",
         ["demonstrations", "algorithm", "discriminator", *(column.title for column in columns)],
         rows,
-        [*([RULE.format(PUSHER_NOTE)] if scale == "small" else [RULE.format(""), LARGE_NOTE]), *footnotes(used, rows)],
+        [
+            *([RULE.format(PUSHER_NOTE)] if scale == "small" else [RULE.format(""), LARGE_NOTE]),
+            *footnotes(used, rows, SCORE_MARKS),
+        ],
         group=len(ALGORITHMS) * len(DISCRIMINATORS),
     )
 
@@ -479,7 +533,7 @@ def relative_table(stage: str, cells: dict[Cell, list[Run]], paper: Paper) -> Ta
                 if len(groups) == 2:
                     ours = our_value(groups[0], column).minus(our_value(groups[1], column))
                     used |= dict(zip(pair, groups))
-                row.append(cell_lines(column.task, ours, theirs[0].minus(theirs[1]), groups, "+"))
+                row.append(cell_lines(column.task, ours, theirs[0].minus(theirs[1]), groups, RELATIVE_MARKS))
             rows.append(row)
     return Table(
         f"relative_{STAGES[stage]}",
@@ -488,47 +542,73 @@ def relative_table(stage: str, cells: dict[Cell, list[Run]], paper: Paper) -> Ta
         "Half widths of differences are the root of the sum of both squares.",
         ["agents", "algorithm", *(f"{n_demos} demonstrations" for n_demos in DEMOS)],
         rows,
-        [RULE.format("").replace("compare", "compare differences of"), LARGE_NOTE, *footnotes(used, rows)],
+        [RELATIVE_RULE, LARGE_NOTE, *footnotes(used, rows, RELATIVE_MARKS)],
         group=2,
     )
 
 
+def arguments_text(cell: Cell, arguments: str, reward_arguments: str) -> str:
+    title = ALGORITHMS[cell.algorithm]
+    if cell.stage == "imitate":
+        return f"Extra arguments of {title}: `{arguments}`"
+    own, of_reward = (f"`{text}`" if text else "none" for text in (arguments, reward_arguments))
+    return f"Extra arguments of retraining on {title}'s rewards: {own}; of the imitation that they are of: {of_reward}"
+
+
 def argument_notes(used: dict[Cell, list[Run]]) -> list[str]:
-    """The extra arguments behind a table's cells, by algorithm."""
+    """The extra arguments behind a table's cells, all of one stage, by algorithm."""
     found = []
-    for algorithm, title in ALGORITHMS.items():
-        cells = {cell: runs[0].arguments for cell, runs in used.items() if cell.algorithm == algorithm}
-        for arguments in sorted(set(cells.values()) - {""}):
+    for algorithm in ALGORITHMS:
+        cells = {cell: runs[0].all_arguments for cell, runs in used.items() if cell.algorithm == algorithm}
+        for arguments in sorted(set(cells.values()) - {("", "")}):
             those = [cell for cell, value in cells.items() if value == arguments]
             places = "; ".join(f"{cell.task}, {cell.n_demos}, {cell.discriminator}" for cell in those)
             where = "all its runs here" if len(those) == len(cells) else places
-            found.append(f"Extra arguments of {title}: `{arguments}` ({where}).")
+            found.append(f"{arguments_text(those[0], *arguments)} ({where}).")
     return found
 
 
-def footnotes(used: dict[Cell, list[Run]], rows: list[list[list[str]]]) -> list[str]:
-    """What a reader has to know about the runs behind a table's cells, and how many cells have which mark."""
-    text = "\n".join(line for row in rows for cell in row for line in cell)
+def reference_notes(used: dict[Cell, list[Run]]) -> list[str]:
+    """Tasks with runs whose random or expert scores are not those of the table's first rows."""
     found = []
-    if "†" in text:
-        found.append("† episodes of the runs, where they are not the paper's: 50,000, and 100,000 for Rover Tower.")
-    if "‡" in text:
-        found.append("‡ retrained by this, where the paper used MACK for the small tasks and MAAC for Rover Tower.")
-    found += argument_notes(used)
     for task in dict.fromkeys(cell.task for cell in used):
         card = env_utils.references_with_intervals(task)
         runs = [run for cell, group in used.items() if cell.task == task for run in group]
-        other = sum(
-            not np.allclose(getattr(run, f"{name}_scores"), card[name][0], rtol=0, atol=0.01)
+        if not all(
+            np.allclose(getattr(run, f"{name}_scores"), card[name][0], rtol=0, atol=0.01)
             for run in runs
             for name in ("expert", "random")
-        )
-        if other:
+        ):
             found.append(
                 f"Some runs of {task} have other random or expert scores than its card, which their NSS is by."
             )
-    marks = Counter(line for row in rows for cell in row for line in cell if line in MARKS)
-    return [*found, "Cells: " + ", ".join(f"{marks[name]} {name}" for name in MARKS) + "."]
+    return found
+
+
+def tally(rows: list[list[list[str]]], words: Words) -> str:
+    """How many cells have which mark, and how many marks are of few runs: those that are not bold."""
+    lines = Counter(line for row in rows for cell in row for line in cell)
+    counts = [f"{lines[word] + lines[f'**{word}**']} {word}" for word in words]
+    text = "Cells: " + ", ".join([*counts, f"{lines['not measured']} not measured"])
+    few = sum(lines[word] for word in words)
+    if few:
+        text += f"; {few} of these marks rest{'s' if few == 1 else ''} on fewer than {MIN_RUNS} runs, whose intervals "
+        text += "say little or nothing about other seeds"
+    return f"{text}."
+
+
+def footnotes(used: dict[Cell, list[Run]], rows: list[list[list[str]]], words: Words) -> list[str]:
+    """What a reader has to know about the runs behind a table's cells, and how many cells have which mark."""
+    text = "\n".join(line for row in rows for cell in row for line in cell)
+    budget = "where they are not the paper's: 50,000, and 100,000 for Rover Tower."
+    found = []
+    if re.search(r"†\d", text):
+        found.append(f"† episodes of the runs, {budget}")
+    if "†reward" in text:
+        found.append(f"†reward of: episodes of the imitation that the runs have their rewards from, {budget}")
+    if "‡" in text:
+        found.append("‡ retrained by this, where the paper used MACK for the small tasks and MAAC for Rover Tower.")
+    return [*found, *argument_notes(used), *reference_notes(used), tally(rows, words)]
 
 
 def markdown(table: Table) -> str:
@@ -539,7 +619,7 @@ def markdown(table: Table) -> str:
 
     lines = [table.caption, "", line(table.header), "|" + "---|" * len(table.header)]
     for row in table.rows:
-        lines.append(line(["<br>".join(f"**{part}**" if part in MARKS[:3] else part for part in cell) for cell in row]))
+        lines.append(line(["<br>".join(cell) for cell in row]))
     if not table.rows:
         lines.append(line(["not measured", *[""] * (len(table.header) - 1)]))
     return "\n".join([*lines, *(part for note in table.notes for part in ("", note))]) + "\n"
@@ -559,16 +639,16 @@ ESCAPES = {character: f"\\{character}" for character in "&%#_${}"} | {
 
 
 def escaped(text: str) -> str:
-    """Plain text, with code between backticks, as LaTeX; two hyphens stay two hyphens."""
+    """Plain text, with code between backticks and bold between two asterisks, as LaTeX; two hyphens stay two."""
     text = text.translate(str.maketrans(ESCAPES)).replace("--", "-{}-")
-    return re.sub("`([^`]*)`", r"\\texttt{\1}", text)
+    return re.sub(r"\*\*(\w+)\*\*", r"\\textbf{\1}", re.sub("`([^`]*)`", r"\\texttt{\1}", text))
 
 
 def latex(table: Table) -> str:
     """A table* that needs booktabs, and fits a page's width with graphicx."""
 
     def cell_text(cell: list[str]) -> str:
-        parts = [rf"\textbf{{{escaped(part)}}}" if part in MARKS[:3] else escaped(part) for part in cell]
+        parts = [escaped(part) for part in cell]
         return "".join(parts) if len(parts) < 2 else r"\shortstack[l]{" + r" \\ ".join(parts) + "}"
 
     lines = [
@@ -648,13 +728,17 @@ def efficiency_table(cells: dict[Cell, list[Run]], curves: dict[str, dict]) -> T
 # Aggregates over tasks
 
 
+Setting = tuple[str, int]  # a task and a number of demonstrations
+
+
 @dataclass
 class Aggregate:
-    """Final NSS [runs, settings] by algorithm, and the seeds behind it by setting (task, number of demonstrations)."""
+    """Final NSS [runs, settings] by algorithm; the seeds, and episodes by algorithm, behind each setting."""
 
     scores: dict[str, np.ndarray]
-    seeds: dict[tuple[str, int], list[int]]
-    episodes: dict[tuple[str, int], list[int]]
+    seeds: dict[Setting, list[int]]
+    episodes: dict[Setting, dict[str, int]]
+    reward_episodes: dict[Setting, dict[str, int]]
 
     @property
     def size(self) -> str:
@@ -665,34 +749,54 @@ class Aggregate:
     def runs(self) -> int:
         return len(next(iter(self.scores.values())))
 
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough values of an algorithm for an interquartile mean."""
+        return next(iter(self.scores.values())).size >= MIN_VALUES
+
+    @property
+    def missing(self) -> list[str]:
+        return [title for name, title in ALGORITHMS.items() if name not in self.scores]
+
+
+def measured_algorithms(cells: dict[Cell, list[Run]], stage: str, demos: tuple[int, ...]) -> list[str]:
+    """Algorithms with any run of decentralized discriminators."""
+    kind = "decentralized"
+    found = {
+        cell.algorithm for cell in cells if (cell.stage, cell.discriminator) == (stage, kind) and cell.n_demos in demos
+    }
+    return [name for name in ALGORITHMS if name in found]
+
+
+def shared_seeds(groups: dict[Setting, dict[str, dict[int, Run]]]) -> dict[Setting, list[int]]:
+    """Settings and first seeds that all algorithms have: as many seeds a setting as keep the most runs in all."""
+    seeds = {setting: sorted(set.intersection(*map(set, group.values()))) for setting, group in groups.items()}
+    sizes = [len(found) for found in seeds.values() if found]
+    if not sizes:
+        return {}
+    runs = max(sorted(set(sizes)), key=lambda size: size * sum(other >= size for other in sizes))
+    return {setting: found[:runs] for setting, found in seeds.items() if len(found) >= runs}
+
 
 def aggregate(cells: dict[Cell, list[Run]], stage: str, demos: tuple[int, ...]) -> Aggregate | None:
-    """What all algorithms have: the number of runs is the one that keeps most of them, as each setting needs as many.
-
-    Decentralized discriminators. A setting's runs are its first seeds that all algorithms have.
-    """
-
-    def by_seed(task: str, algorithm: str, n_demos: int) -> dict[int, Run]:
-        return {run.seed: run for run in cells.get(Cell(stage, task, algorithm, "decentralized", n_demos), [])}
-
-    settings = [(task, n_demos) for task in TASKS for n_demos in demos]
-    algorithms = [name for name in ALGORITHMS if any(by_seed(task, name, n) for task, n in settings)]
-    shared = {}
-    for task, n_demos in settings if algorithms else []:
-        seeds = sorted(set.intersection(*(set(by_seed(task, name, n_demos)) for name in algorithms)))
-        shared |= {(task, n_demos): seeds} if seeds else {}
-    if not shared:
+    """What all algorithms with any runs have, decentralized discriminators; None if that is nothing."""
+    algorithms, groups = measured_algorithms(cells, stage, demos), {}
+    for task, n_demos in itertools.product(TASKS, demos if algorithms else ()):
+        runs = {name: cells.get(Cell(stage, task, name, "decentralized", n_demos), []) for name in algorithms}
+        groups[task, n_demos] = {name: {run.seed: run for run in group} for name, group in runs.items()}
+    seeds = shared_seeds(groups)
+    if not seeds:
         return None
-    sizes = [len(seeds) for seeds in shared.values()]
-    runs = max(sorted(set(sizes)), key=lambda size: size * sum(other >= size for other in sizes))
-    shared = {setting: seeds[:runs] for setting, seeds in shared.items() if len(seeds) >= runs}
-    found = {
-        name: [[by_seed(task, name, n)[seed] for seed in seeds] for (task, n), seeds in shared.items()]
-        for name in algorithms
-    }
-    scores = {name: np.array([[run.nss for run in group] for group in groups]).T for name, groups in found.items()}
-    episodes = {setting: [groups[i][0].episodes for groups in found.values()] for i, setting in enumerate(shared)}
-    return Aggregate(scores, shared, episodes)
+
+    def first(setting: Setting, field: str) -> dict[str, int]:
+        return {name: getattr(groups[setting][name][seeds[setting][0]], field) for name in algorithms}
+
+    return Aggregate(
+        {name: np.array([[groups[s][name][seed].nss for seed in seeds[s]] for s in seeds]).T for name in algorithms},
+        seeds,
+        {setting: first(setting, "episodes") for setting in seeds},
+        {setting: first(setting, "reward_episodes") for setting in seeds},
+    )
 
 
 @contextlib.contextmanager
@@ -711,10 +815,12 @@ def seeded_bootstrap():
 
 
 def interquartile_means(found: Aggregate) -> dict[str, tuple[float, float, float]]:
-    """Interquartile mean and ends of its 95 % interval (stratified bootstrap over runs); nan for one run a setting."""
+    """Interquartile mean and ends of its 95 % interval (stratified bootstrap over runs); nan for what has too few."""
+    if not found.enough:
+        return dict.fromkeys(found.scores, (math.nan, math.nan, math.nan))
     with seeded_bootstrap() as (library, metrics):
         means = {name: float(metrics.aggregate_iqm(scores)) for name, scores in found.scores.items()}
-        if found.runs == 1:
+        if found.runs < MIN_RUNS:
             return {name: (mean, math.nan, math.nan) for name, mean in means.items()}
         _, ends = library.get_interval_estimates(
             found.scores, lambda scores: np.array([metrics.aggregate_iqm(scores)]), reps=BOOTSTRAP_SAMPLES
@@ -728,8 +834,8 @@ def fraction_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
 
 
 def performance_profiles(found: Aggregate, thresholds: np.ndarray) -> dict[str, np.ndarray]:
-    """Fraction of runs above each NSS, and the ends of its 95 % interval [3, thresholds]; nan for one run a setting."""
-    if found.runs == 1:
+    """Fraction of runs above each NSS, and the ends of its 95 % interval [3, thresholds]; nan ends for few runs."""
+    if found.runs < MIN_RUNS:
         unknown = np.full((2, len(thresholds)), np.nan)
         return {name: np.vstack([fraction_above(scores, thresholds), unknown]) for name, scores in found.scores.items()}
     with seeded_bootstrap() as (library, _):
@@ -740,24 +846,27 @@ def performance_profiles(found: Aggregate, thresholds: np.ndarray) -> dict[str, 
 
 
 Aggregates = dict[tuple[str, str], tuple[Aggregate, dict[str, tuple[float, float, float]]]]
+DEMO_CHOICES = {str(n_demos): (n_demos,) for n_demos in DEMOS} | {"all": DEMOS}
 
 
 def all_aggregates(cells: dict[Cell, list[Run]]) -> Aggregates:
     """By stage and number of demonstrations ("50", "100", "200", "all"), with interquartile means."""
     found = {}
     for stage in STAGES:
-        for name, demos in [*((str(n), (n,)) for n in DEMOS), ("all", DEMOS)]:
+        for name, demos in DEMO_CHOICES.items():
             one = aggregate(cells, stage, demos)
             found |= {(stage, name): (one, interquartile_means(one))} if one else {}
     return found
 
 
 def aggregate_table(aggregates: Aggregates, cells: dict[Cell, list[Run]]) -> Table:
-    rows, notes = [], []
+    rows, notes = [], [note for stage in STAGES for note in coverage_notes(aggregates, cells, stage)]
     for (stage, demos), (found, means) in aggregates.items():
+        scope = "; ".join(filter(None, (found.size, different_episodes(found))))
         for name, (mean, low, high) in means.items():
-            ends = "one run a setting" if math.isnan(low) else f"{plain(low, 3)} to {plain(high, 3)}"
-            texts = (STAGES[stage], demos, ALGORITHMS[name], plain(mean, 3), ends, found.size)
+            middle = "too few" if math.isnan(mean) else plain(mean, 3)
+            ends = "none" if math.isnan(low) else f"{plain(low, 3)} to {plain(high, 3)}"
+            texts = (STAGES[stage], demos, ALGORITHMS[name], middle, ends, scope)
             rows.append([[text] for text in texts])
         if demos == "all":
             notes.append(f"Settings of {STAGES[stage]}, all demonstrations: {settings_text(found)}.")
@@ -767,8 +876,9 @@ def aggregate_table(aggregates: Aggregates, cells: dict[Cell, list[Run]]) -> Tab
         "aggregate",
         "Interquartile means of final NSS",
         "Interquartile mean of the final NSS (stochastic policy, evaluation episodes) over settings and runs, "
-        "decentralized discriminators. A setting is a task and a number of demonstrations that all algorithms have, "
-        f"with as many seeds. 95 % intervals: stratified bootstrap over runs, {BOOTSTRAP_SAMPLES:,} samples.",
+        "decentralized discriminators. A setting is a task and a number of demonstrations that all algorithms with any "
+        f"runs have, with as many seeds. Fewer than {MIN_VALUES} values of an algorithm are too few. 95 % intervals: "
+        f"stratified bootstrap over runs, {BOOTSTRAP_SAMPLES:,} samples, with {MIN_RUNS} runs a setting or more.",
         ["stage", "demonstrations", "algorithm", "interquartile mean", "95 % interval", "of each algorithm"],
         rows,
         notes,
@@ -776,14 +886,57 @@ def aggregate_table(aggregates: Aggregates, cells: dict[Cell, list[Run]]) -> Tab
     )
 
 
+def coverage_notes(aggregates: Aggregates, cells: dict[Cell, list[Run]], stage: str) -> list[str]:
+    """Which algorithms the numbers are of and which are missing, a note for numbers of demonstrations that agree."""
+    found = defaultdict(list)
+    for name, demos in DEMO_CHOICES.items():
+        titles = [ALGORITHMS[algorithm] for algorithm in measured_algorithms(cells, stage, demos)]
+        missing = [title for title in ALGORITHMS.values() if title not in titles]
+        text = ", ".join(titles) + (f"; missing: {', '.join(missing)}" if missing else "; none is missing")
+        if (stage, name) not in aggregates:
+            text = f"no number, as there is no setting that all of {', '.join(titles)} have"
+        if titles:
+            found[text].append(name)
+    return [f"Algorithms of {STAGES[stage]} ({', '.join(names)}): {text}." for text, names in found.items()]
+
+
+def by_algorithm(counts: dict[str, int]) -> str:
+    """One number if all algorithms have the same."""
+    if len(set(counts.values())) == 1:
+        return f"{next(iter(counts.values())):,}"
+    return ", ".join(f"{ALGORITHMS[name]} {count:,}" for name, count in counts.items())
+
+
 def settings_text(found: Aggregate) -> str:
-    """Which runs were compared: tasks, seeds, and episodes in the order of algorithms where they differ."""
+    """Which runs were compared: tasks, seeds, and episodes; those of rewards if they are not the paper's."""
     texts = []
     for (task, n_demos), seeds in found.seeds.items():
-        episodes = "/".join(f"{count:,}" for count in dict.fromkeys(found.episodes[task, n_demos]))
         which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-        texts.append(f"{task} {n_demos} ({which}; {episodes} episodes)")
+        episodes, rewards = found.episodes[task, n_demos], found.reward_episodes[task, n_demos]
+        of_rewards = (
+            f"; rewards of {by_algorithm(rewards)}" if set(rewards.values()) - {0, paper_episodes(task)} else ""
+        )
+        texts.append(f"{task} {n_demos} ({which}; {by_algorithm(episodes)} episodes{of_rewards})")
     return "; ".join(texts)
+
+
+def different_episodes(found: Aggregate) -> str:
+    """Episodes by algorithm, from the fewest to the most of its settings; empty if no setting's differ."""
+    if all(len(set(counts.values())) == 1 for counts in found.episodes.values()):
+        return ""
+    texts = []
+    for name in found.scores:
+        counts = {counts[name] for counts in found.episodes.values()}
+        texts.append(f"{ALGORITHMS[name]} {' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))}")
+    return f"episodes: {', '.join(texts)}"
+
+
+def scope_text(found: Aggregate | None) -> str:
+    """What a figure's numbers are of: settings, runs, algorithms that are missing, and episodes if they differ."""
+    if not found:
+        return "not measured"
+    missing = f"without {', '.join(found.missing)}" if found.missing else ""
+    return "; ".join(filter(None, (found.size, missing, "" if found.enough else "too few", different_episodes(found))))
 
 
 # Figures
@@ -800,8 +953,8 @@ def panels(rows: int, columns: int, size: tuple[float, float], **share) -> tuple
     return figure, axes
 
 
-def not_measured(axis) -> None:
-    axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
+def blank(axis, text: str = "not measured") -> None:
+    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="0.5")
 
 
 def legend(figure: Figure, kinds: tuple[str, ...] = DISCRIMINATORS, marker: str = "") -> None:
@@ -849,7 +1002,7 @@ def draw_curves(axis, cells: dict, curves: dict, stage: str, task: str, n_demos:
             if not np.isnan(half).any():
                 axis.fill_between(x, mean - half, mean + half, color=COLOURS[algorithm], alpha=0.15, linewidth=0)
     if not drawn:
-        not_measured(axis)
+        blank(axis)
     return drawn
 
 
@@ -938,25 +1091,35 @@ def parameters_figure() -> Figure:
     return figure
 
 
+def enough_values(aggregates: Aggregates, demos: Collection[str]) -> bool:
+    return any(found.enough for (_, name), (found, _) in aggregates.items() if name in demos)
+
+
+def draw_means(axis, y: int, means: dict[str, tuple[float, float, float]]) -> None:
+    """A point an algorithm, with a bar where there is an interval."""
+    for name, (mean, low, high) in means.items():
+        height = y + 0.22 * (list(ALGORITHMS).index(name) - 1)
+        axis.plot([low, high], [height, height], color=COLOURS[name], linewidth=5, alpha=0.35)
+        axis.plot(mean, height, color=COLOURS[name], marker="o", markersize=5)
+
+
 def iqm_figure(aggregates: Aggregates) -> Figure | None:
     """Interquartile means with intervals, a group of algorithms a number of demonstrations."""
-    if not aggregates:
+    names = list(DEMO_CHOICES)
+    if not enough_values(aggregates, names):
         return None
-    figure, axes = panels(1, 2, (4.4, 3.4), sharex="row", sharey="row")
-    names = [*map(str, DEMOS), "all"]
+    figure, axes = panels(1, 2, (4.4, 3.7), sharex="row", sharey="row")
     for axis, (stage, title) in zip(axes[0], STAGES.items()):
-        sizes = []
+        lines = [title]
         for y, demos in enumerate(names):
             found, means = aggregates.get((stage, demos), (None, {}))
-            sizes.append(f"{demos}: {found.size if found else 'not measured'}")
-            if not found:
-                where = {"transform": axis.get_yaxis_transform(), "ha": "center", "va": "center"}
-                axis.text(0.5, y, "not measured", color="0.5", **where)
-            for name, (mean, low, high) in means.items():
-                height = y + 0.22 * (list(ALGORITHMS).index(name) - 1)
-                axis.plot([low, high], [height, height], color=COLOURS[name], linewidth=5, alpha=0.35)
-                axis.plot(mean, height, color=COLOURS[name], marker="o", markersize=5)
-        axis.set_title(f"{title}\n{'; '.join(sizes[:2])}\n{'; '.join(sizes[2:])}", fontsize=8)
+            lines.append(textwrap.fill(f"{demos}: {scope_text(found)}", TITLE_WIDTH, break_on_hyphens=False))
+            if found and found.enough:
+                draw_means(axis, y, means)
+                continue
+            where = {"transform": axis.get_yaxis_transform(), "ha": "center", "va": "center"}
+            axis.text(0.5, y, "too few" if found else "not measured", color="0.5", **where)
+        axis.set_title("\n".join(lines), fontsize=7)
         axis.set_xlabel("interquartile mean of final NSS", fontsize=8)
         axis.axvline(1, color="0.4", linewidth=0.7, linestyle=":")
     axes[0, 0].set_yticks(range(len(names)), names)
@@ -968,20 +1131,20 @@ def iqm_figure(aggregates: Aggregates) -> Figure | None:
 
 def profile_figure(aggregates: Aggregates) -> Figure | None:
     """Fraction of runs above each NSS, all numbers of demonstrations together."""
-    if not aggregates:
+    if not enough_values(aggregates, ("all",)):
         return None
     thresholds = np.linspace(-0.2, 1.2, 71)
-    figure, axes = panels(1, 2, (4.4, 3.2), sharey="row")
+    figure, axes = panels(1, 2, (4.4, 3.3), sharey="row")
     for axis, (stage, title) in zip(axes[0], STAGES.items()):
         found, _ = aggregates.get((stage, "all"), (None, {}))
-        axis.set_title(f"{title}: {found.size if found else 'not measured'}", fontsize=9)
+        axis.set_title(f"{title}\n{textwrap.fill(scope_text(found), TITLE_WIDTH, break_on_hyphens=False)}", fontsize=7)
         axis.set_xlabel("NSS τ", fontsize=8)
-        if not found:
-            not_measured(axis)
+        if not found or not found.enough:
+            blank(axis, "too few" if found else "not measured")
             continue
         for name, (profile, low, high) in performance_profiles(found, thresholds).items():
             axis.step(thresholds, profile, where="post", color=COLOURS[name], linewidth=1.4)
-            if found.runs > 1:
+            if found.runs >= MIN_RUNS:
                 axis.fill_between(thresholds, low, high, step="post", color=COLOURS[name], alpha=0.15, linewidth=0)
     axes[0, 0].set_ylabel("fraction of runs with NSS > τ", fontsize=8)
     axes[0, 0].set_ylim(-0.02, 1.02)
@@ -1050,10 +1213,12 @@ CAPTIONS = {
     "where there are two runs or more.",
     "parameters": "Trainable parameters in Rover Tower, decentralized discriminators.",
     "pcc": "Correlation of learned with true rewards (left) and NSS (right) while retraining.",
-    "interquartile_mean": "Interquartile mean of the final NSS, decentralized discriminators; bars are 95 % intervals "
-    "of a stratified bootstrap, where there are two runs a setting or more.",
+    "interquartile_mean": "Interquartile mean of the final NSS, decentralized discriminators, of "
+    f"{MIN_VALUES} values an algorithm or more; bars are 95 % intervals of a stratified bootstrap, where there are "
+    f"{MIN_RUNS} runs a setting or more. Titles say which algorithms are missing.",
     "performance_profile": "Fraction of runs above each NSS, all numbers of demonstrations, decentralized "
-    "discriminators; 95 % bands of a stratified bootstrap, where there are two runs a setting or more.",
+    f"discriminators, of {MIN_VALUES} values an algorithm or more; 95 % bands of a stratified bootstrap, where there "
+    f"are {MIN_RUNS} runs a setting or more. Titles say which algorithms are missing.",
     "sample_efficiency": f"Episodes and seconds of imitation until NSS {NSS_GOAL}, a point a run.",
 }
 
@@ -1077,8 +1242,9 @@ def make_index(tables: list[Table], figures: list[str], rows: int, used: int) ->
     left_out = f"; {rows - used:,} left out" if rows > used else ""
     parts.append(
         f"`runs.csv` has {counted(rows, 'row')}: {used:,} in the tables and figures below{left_out}. Of the runs of a "
-        "cell, only those with the most episodes are averaged, retrained as in the paper if any are, with the same "
-        "extra arguments (those with the most seeds), a row a seed (the last one).\n"
+        "cell, those with the paper's number of episodes are averaged, or those with the most where it has none (and "
+        "the same of the imitations that rewards are of), retrained as in the paper if any are, with the same extra "
+        "arguments, also of the imitation (those with the most seeds), a row a seed (the last one).\n"
     )
     parts += [f"## {table.title}\n\n{markdown(table)}" for table in tables]
     parts += [f"## Figure: {name}\n\n{CAPTIONS[name]}\n\n![{name}](../figures/{name}.png)\n" for name in figures]
