@@ -141,15 +141,22 @@ class Cell:
     discriminator: str
     n_demos: int
     seed: int
+    arguments: str = ""  # more than its place in the grid gives
+    reward_arguments: str = ""  # the same of the imitation, if this is a retraining
 
     @property
     def run_id(self) -> str:
-        return "__".join(str(getattr(self, name)) for name in IDENTITY)
+        """Its name; runs with other extra arguments are other runs."""
+        parts = [str(getattr(self, name)) for name in IDENTITY]
+        for text in (self.reward_arguments, self.arguments):
+            parts += [re.sub(r"[^\w.]+", "_", text).strip("_")] if text else []
+        return "__".join(parts)
 
     @property
     def imitation(self) -> "Cell":
         """The run whose reward a retraining needs."""
-        return Cell("imitate", self.task, self.algorithm, self.discriminator, self.n_demos, self.seed)
+        place = (self.task, self.algorithm, self.discriminator, self.n_demos, self.seed)
+        return Cell("imitate", *place, arguments=self.reward_arguments)
 
 
 def choices(text: str, known: tuple, flag: str, kind: type = str) -> list:
@@ -198,8 +205,14 @@ def cells_of(grid: Grid) -> list[Cell]:
         raise UserError("--episodes must not be negative")
     for name in (*(f"{algorithm}_args" for algorithm in SCRIPTS), "retrain_args"):
         check_extra(getattr(grid, name), f"--{name.replace('_', '-')}")
+
+    def extra(stage: str, algorithm: str) -> tuple[str, str]:
+        """The arguments of a run, and of the one that its reward is from"""
+        imitation = getattr(grid, f"{algorithm}_args").strip()
+        return (grid.retrain_args.strip(), imitation) if stage == "retrain" else (imitation, "")
+
     cells = [
-        Cell(stage, task, algorithm, discriminator, number, seed)
+        Cell(stage, task, algorithm, discriminator, number, seed, *extra(stage, algorithm))
         for seed in parse_seeds(grid.seeds)
         for discriminator in ("decentralized", "centralized")
         if discriminator in discriminators
@@ -234,16 +247,12 @@ def episodes_of(cell: Cell, grid: Grid) -> int:
     return {"paper": paper, "quick": paper // 5, "smoke": SMOKE_EPISODES}[grid.scale]
 
 
-def extra_arguments(cell: Cell, grid: Grid) -> str:
-    return grid.retrain_args if cell.stage == "retrain" else getattr(grid, f"{cell.algorithm}_args")
-
-
 def results_folder(grid: Grid) -> Path:
     default = "results" if grid.scale == "paper" else f"{grid.runs}/{grid.scale}/results"
     return Path(grid.results or default)
 
 
-# A run on disk: <runs>/<scale>/<run id>/ has the script's own run folder, log.txt, arguments.json and a lock.
+# A run on disk: <runs>/<scale>/<run id>/ has the script's own run folder, log.txt and a lock.
 
 
 @dataclass
@@ -300,27 +309,10 @@ class Workspace:
         folder = self.script_folder(cell)
         return "interrupted" if folder and (folder / "checkpoint.pt").is_file() else "waiting"
 
-    def check_arguments(self, cell: Cell) -> None:
-        """A run must not go on, or count as done, with other arguments than it began with."""
-        if cell.stage == "retrain":
-            self.check_arguments(cell.imitation)
-        wanted = extra_arguments(cell, self.grid)
-        path, begun = self.folder(cell) / "arguments.json", None
-        if self.script_folder(cell) and path.is_file():
-            begun = json.loads(path.read_text())["arguments"]
-        elif cell.run_id in self.rows:
-            begun = self.rows[cell.run_id]["arguments"]
-        if begun is not None and begun != wanted:
-            raise UserError(
-                f"{cell.run_id} was run with other arguments ({begun or 'none'}; now {wanted or 'none'}): "
-                f"give the same, or choose other --runs and --results"
-            )
-
     def missing(self, cells: list[Cell]) -> list[Cell]:
         """What has to be run, in order: imitation before the retraining that needs its reward."""
         todo: list[Cell] = []
         for cell in cells:
-            self.check_arguments(cell)
             if self.has_row(cell):
                 continue
             needs = [cell]
@@ -341,9 +333,8 @@ class Workspace:
     def record(self, cell: Cell) -> dict:
         """Write the row and the curve of an ended run. The same run gives the same row, so once more does no harm."""
         folder = self.script_folder(cell)
-        row = make_row(cell, folder, extra_arguments(cell, self.grid))
+        row = make_row(cell, folder)
         if cell.stage == "retrain":
-            row["reward_arguments"] = extra_arguments(cell.imitation, self.grid)
             row["reward_episodes"] = str(self.reward_episodes(cell, folder))
         longer = self.rows.get(cell.run_id)
         if longer and int(longer["episodes"]) > int(row["episodes"]):
@@ -396,7 +387,7 @@ def write_csv(path: Path, columns: tuple | list, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def make_row(cell: Cell, folder: Path, arguments: str) -> dict:
+def make_row(cell: Cell, folder: Path) -> dict:
     """A row of runs.csv, from what the script wrote."""
     summary = json.loads((folder / "summary.json").read_text())
     config = json.loads((folder / "config.json").read_text())
@@ -410,7 +401,7 @@ def make_row(cell: Cell, folder: Path, arguments: str) -> dict:
         "run_id": cell.run_id,
         **{name: str(getattr(cell, name)) for name in IDENTITY},
         "episodes": str(summary["episodes"]),
-        "arguments": arguments,
+        "arguments": cell.arguments,
         "rl": summary.get("rl", ""),
         "agents": ";".join(agents),
         "scores": over_agents(summary["stochastic"]["scores"][agent]["mean"] for agent in agents),
@@ -425,7 +416,7 @@ def make_row(cell: Cell, folder: Path, arguments: str) -> dict:
         "seconds": str(summary["seconds"]),
         "commit": config["commit"],
         "reward_episodes": "",
-        "reward_arguments": "",
+        "reward_arguments": cell.reward_arguments,
     }
 
 
@@ -466,7 +457,7 @@ def command_of(cell: Cell, work: Workspace, out: Path, reward_run: Path | None) 
     command += ["--total-timesteps", str(steps)]
     if work.grid.scale == "smoke":
         command += ["--eval-episodes", "20", "--log-every", "500"]
-    return command + shlex.split(extra_arguments(cell, work.grid))
+    return command + shlex.split(cell.arguments)
 
 
 def resume_command(cell: Cell, work: Workspace, folder: Path) -> list[str]:
@@ -529,7 +520,6 @@ class Process:
             for leftover in self.folder.glob("*/config.json"):  # cut short before its first checkpoint
                 shutil.rmtree(leftover.parent)
             command = command_of(cell, work, self.folder, reward_run)
-            env_utils.write_json(self.folder / "arguments.json", {"arguments": extra_arguments(cell, work.grid)})
         with open(self.folder / "log.txt", "a") as log:
             log.write(f"$ {shlex.join(command)}\n")
             log.flush()
@@ -908,8 +898,6 @@ def run_on_ray(args: Run, work: Workspace, scheduler: Scheduler, live: Live) -> 
                 command = command_of(cell, work, Path("OUT"), Path("REWARD_RUN"))
                 command[:2] = ["PYTHON", Path(command[1]).name]  # of the node, in its copy of this code
                 command += ["--save-every", str(10**9)]  # a checkpoint on a node would help nobody
-                arguments = {"arguments": extra_arguments(cell, args)}
-                env_utils.write_json(work.folder(cell) / "arguments.json", arguments)
                 running[task.remote(command, reward_run, commit)] = cell, lock
                 live.event(f"started  {cell.run_id}")
             if not running and scheduler.waiting:

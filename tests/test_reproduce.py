@@ -286,10 +286,15 @@ def test_an_interrupt_lets_runs_save_and_the_same_command_goes_on(copy):
     assert notes(copy).count(f"begin {IMITATE}") == 1
 
 
-def test_other_arguments_than_a_run_began_with_are_refused(copy):
+def test_runs_with_other_arguments_are_other_runs(copy):
     assert run(copy, *SMALL)[0] == 0
-    code, output = run(copy, *SMALL, "--mairl-args=--disc-lr 0.1")
-    assert code == 2 and "was run with other arguments" in output and "Traceback" not in output
+    assert run(copy, *SMALL, "--mairl-args=--disc-lr 0.1")[0] == 0
+    other = [f"{run_id}__disc_lr_0.1" for run_id in (IMITATE, RETRAIN)]
+    assert set(rows(copy)) == {IMITATE, RETRAIN, *other}
+    assert [rows(copy)[run_id]["arguments"] for run_id in other] == ["--disc-lr 0.1", ""]
+    assert rows(copy)[other[1]]["reward_arguments"] == "--disc-lr 0.1"
+    log = (copy / "runs/reproduce/smoke" / other[1] / "log.txt").read_text()
+    assert f"smoke/{other[0]}/" in log, "retrained on the reward of the other run"
 
 
 def test_a_mistake_in_extra_arguments_can_be_mended(copy):
