@@ -777,8 +777,11 @@ def require_writable(folder: Path) -> None:
     folder = Path(folder)
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     probe = folder / f".writable.{os.getpid()}"
-    with writing(probe) as temporary:
-        temporary.touch()
+    try:
+        with writing(probe) as temporary:
+            temporary.touch()
+    except UserError as error:
+        raise UserError(str(error).replace(str(probe), f"into {folder}")) from None
     probe.unlink(missing_ok=True)
     for path in missing:
         with contextlib.suppress(OSError):  # somebody else may have begun to use it

@@ -17,6 +17,7 @@ import contextlib
 import csv
 import ctypes
 import fcntl
+import importlib.util
 import json
 import os
 import re
@@ -44,6 +45,7 @@ AGENTS = {"keep_away": 2, "cooperative_communication": 2, "cooperative_navigatio
     task: int(task.rsplit("_", 1)[1]) for task in LARGE_TASKS
 }
 EPISODE_LENGTH = 25
+SHIPPED_DEMOS = 200
 SMOKE_EPISODES = 120  # whole rollouts of every script, a few updates of each
 CURVE_POINTS = 300  # a curve on disk has at most so many
 IDENTITY = ["stage", "task", "algorithm", "discriminator", "n_demos", "seed"]
@@ -199,8 +201,8 @@ def cells_of(grid: Grid) -> list[Cell]:
     discriminators = choices(grid.discriminators, ("decentralized", "centralized"), "--discriminators")
     n_demos = choices(grid.n_demos, (), "--n-demos", int)
     stages = choices(grid.stages, ("imitate", "retrain"), "--stages")
-    if min(n_demos) < 1:
-        raise UserError("--n-demos must be at least 1")
+    if min(n_demos) < 1 or max(n_demos) > SHIPPED_DEMOS:
+        raise UserError(f"--n-demos must be at least 1 and at most {SHIPPED_DEMOS}, which is what each task has")
     if grid.episodes < 0:
         raise UserError("--episodes must not be negative")
     for name in (*(f"{algorithm}_args" for algorithm in SCRIPTS), "retrain_args"):
@@ -739,6 +741,8 @@ class Scheduler:
 def run(args: Run) -> int:
     if args.workers < 0:
         raise UserError("--workers must be at least 1, or 0 for one a core")
+    if args.launcher == "ray" and importlib.util.find_spec("ray") is None:
+        raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt")
     cells = cells_of(args)
     work = Workspace(args)
     env_utils.require_writable(work.results)
@@ -845,10 +849,8 @@ def ray_task(command: list[str], reward_run: dict[str, bytes] | None, commit: st
 
 def connect_to_ray(args: Run):
     """The module, connected to the cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
+    import ray
+
     try:
         if match := re.fullmatch(r"([\w.-]+):(\d+)", args.address):  # Ray itself would try for minutes
             socket.create_connection((match[1], int(match[2])), timeout=10).close()

@@ -1166,14 +1166,15 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
     if not any(cell.stage == "imitate" for cell in cells):
         return None
     figure, axes = panels(2, len(DEMOS), (3.5, 2.7), sharex="all", sharey="row")
-    kinds = list(itertools.product(ALGORITHMS, DISCRIMINATORS))
+    kinds, anywhere = list(itertools.product(ALGORITHMS, DISCRIMINATORS)), False
     for (column, n_demos), (x, task) in itertools.product(enumerate(DEMOS), enumerate(TASKS)):
         measured = False
         for place, (algorithm, kind) in enumerate(kinds):
             for run in cells.get(Cell("imitate", task, algorithm, kind, n_demos), []):
                 measured = True
                 for axis, value in zip(axes[:, column], first_reached(curves[run.run_id])):
-                    draw_point(axis, x + 0.13 * (place - 2.5), value, algorithm, kind)
+                    draw_point(axis, x + 0.13 * (place - 2.5), max(value, 1.0), algorithm, kind)  # 0 has no logarithm
+                    anywhere |= math.isfinite(value)
         for axis in axes[:, column] if not measured else []:
             where = {"transform": axis.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "center"}
             axis.text(x, 0.5, "not measured", fontsize=7, color="0.5", **where)
@@ -1181,6 +1182,8 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
         axis.set_title(f"{n_demos} demonstrations", fontsize=9, pad=14)
     for axis in axes.flat:
         axis.set_yscale("log")
+        if not anywhere:  # no run reached it: nothing to find limits from
+            axis.set_ylim(1, 100)
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axis.minorticks_off()
@@ -1241,10 +1244,12 @@ def make_index(tables: list[Table], figures: list[str], rows: int, used: int) ->
     parts = ["# Results beside the paper's\n"]
     left_out = f"; {rows - used:,} left out" if rows > used else ""
     parts.append(
-        f"`runs.csv` has {counted(rows, 'row')}: {used:,} in the tables and figures below{left_out}. Of the runs of a "
-        "cell, those with the paper's number of episodes are averaged, or those with the most where it has none (and "
-        "the same of the imitations that rewards are of), retrained as in the paper if any are, with the same extra "
-        "arguments, also of the imitation (those with the most seeds), a row a seed (the last one).\n"
+        f"`runs.csv` has {counted(rows, 'row')}: {used:,} in the tables and figures below{left_out}. A cell is the "
+        "mean of its runs over seeds. Of a cell's runs these count:\n\n"
+        "- those with the paper's number of episodes, or with the most if none has it;\n"
+        "- of retrainings those by the paper's algorithm, on rewards of imitations of the paper's length, if there "
+        "are any;\n"
+        "- those with the same extra arguments: the ones with the most seeds, without any if that is a draw.\n"
     )
     parts += [f"## {table.title}\n\n{markdown(table)}" for table in tables]
     parts += [f"## Figure: {name}\n\n{CAPTIONS[name]}\n\n![{name}](../figures/{name}.png)\n" for name in figures]

@@ -183,6 +183,15 @@ def test_time_is_estimated_from_rows_of_the_like():
     assert seconds("keep_away", "madaac") is None
 
 
+def test_the_documented_commands_can_be_planned_from_the_committed_rows():
+    """Whatever extra arguments the rows in results/ were made with."""
+    for options in ({}, {"tasks": "small", "discriminators": "decentralized"}, {"tasks": "small", "seeds": "1-10"}):
+        grid = reproduce.Plan(results=str(ROOT / "results"), **options)
+        work, cells = reproduce.Workspace(grid), reproduce.cells_of(grid)
+        missing, done = work.missing(cells), [cell for cell in cells if work.has_row(cell)]
+        assert set(cells) <= {*missing, *done} and done, options
+
+
 # Running it, with stubs
 
 
