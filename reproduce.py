@@ -241,11 +241,15 @@ def check_extra(text: str, flag: str) -> None:
             raise UserError(f"{flag} must not set {name}: the grid does")
 
 
+def paper_episodes(cell: Cell) -> int:
+    return 100_000 if cell.task in LARGE_TASKS else 50_000
+
+
 def episodes_of(cell: Cell, grid: Grid) -> int:
     """The budget of a run."""
     if grid.episodes:
         return grid.episodes
-    paper = 100_000 if cell.task in LARGE_TASKS else 50_000
+    paper = paper_episodes(cell)
     return {"paper": paper, "quick": paper // 5, "smoke": SMOKE_EPISODES}[grid.scale]
 
 
@@ -346,8 +350,7 @@ class Workspace:
         with locked(self.results):  # two commands may run at a time
             self.rows = read_rows(self.results / "runs.csv") | {cell.run_id: row}
             write_csv(self.results / "runs.csv", COLUMNS, [self.rows[key] for key in sorted(self.rows)])
-        paper_budget = 100_000 if cell.task in LARGE_TASKS else 50_000
-        if int(row["episodes"]) >= paper_budget or self.grid.scale == "smoke":  # no more to go on with
+        if int(row["episodes"]) >= paper_episodes(cell) or self.grid.scale == "smoke":  # no more to go on with
             (folder / "checkpoint.pt").unlink(missing_ok=True)
         return row
 

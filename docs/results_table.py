@@ -1,0 +1,65 @@
+"""The tables of docs/results.md, from results/runs.csv and results/paper.csv: python docs/results_table.py"""
+
+import csv
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}
+TASKS = ("keep_away", "cooperative_communication", "cooperative_navigation")
+
+
+def read(name: str) -> list[dict]:
+    with open(RESULTS / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+RUNS, PAPER = read("runs.csv"), read("paper.csv")
+
+
+def number(value, digits: int = 3) -> str:
+    return f"{float(value):.{digits}f}".replace("-", "−")
+
+
+def our_run(stage: str, task: str, algorithm: str, kind: str, demos: str) -> dict | None:
+    """The first row of a cell; there is one seed so far."""
+    wanted = (stage, task, algorithm, kind, demos)
+    names = ("stage", "task", "algorithm", "discriminator", "n_demos")
+    return next((run for run in RUNS if tuple(run[name] for name in names) == wanted), None)
+
+
+def papers_nss(stage: str, task: str, algorithm: str, kind: str, demos: str) -> float:
+    """By the paper's own expert and random scores, averaged over the agents that it lists."""
+    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, task)]
+    mean = {(r["algorithm"], r["discriminator"], r["n_demos"], r["agent"]): float(r["mean"]) for r in rows}
+    values = []
+    for agent in sorted({row["agent"] for row in rows}):
+        random, expert = (mean[name, "", "", agent] for name in ("random", "expert"))
+        values.append((mean[ALGORITHMS[algorithm], kind, demos, agent] - random) / (expert - random))
+    return sum(values) / len(values)
+
+
+def table(stage: str, correlation: bool = False) -> str:
+    """A row a task, number of demonstrations and kind of discriminator that any algorithm was run with."""
+    titles = [title for name in ALGORITHMS.values() for title in ((name,) if correlation else (name, "the paper's"))]
+    lines = ["| task, demonstrations | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for kind in ("decentralized", "centralized"):
+        for demos in ("50", "100", "200"):
+            for task in TASKS:
+                runs = {name: our_run(stage, task, name, kind, demos) for name in ALGORITHMS}
+                if not any(runs.values()):
+                    continue
+                cells = []
+                for name, run in runs.items():
+                    if correlation:
+                        cells.append(f"{number(run['pcc'], 2)} → {number(run['nss'], 2)}" if run else "")
+                    else:
+                        other_alpha = " (α)" if run and "alpha" in run["run_id"] else ""
+                        cells.append(number(run["nss"]) + other_alpha if run else "")
+                        cells.append(number(papers_nss(stage, task, name, kind, demos)))
+                centralized = ", centralized" if kind == "centralized" else ""
+                lines.append(f"| `{task}`, {demos}{centralized} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table("imitate"), table("retrain"), table("retrain", correlation=True), sep="\n\n")
