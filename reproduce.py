@@ -275,6 +275,10 @@ class Workspace:
     def folder(self, cell: Cell) -> Path:
         return Path(self.grid.runs) / self.grid.scale / cell.run_id
 
+    def failure_note(self, cell: Cell) -> Path:
+        """Where it stands that a run was given up, and why, until it is tried again."""
+        return self.folder(cell) / "failed.txt"
+
     def script_folder(self, cell: Cell) -> Path | None:
         """The newest run folder of the script that has a config."""
         found = [path.parent for path in self.folder(cell).glob("*/config.json")]
@@ -305,13 +309,15 @@ class Workspace:
         return False
 
     def state(self, cell: Cell) -> str:
-        """done, ended (no row yet), running, interrupted or waiting"""
+        """done, ended (no row yet), running, failed, interrupted or waiting"""
         if self.has_row(cell):
             return "done"
         if self.summary(cell):
             return "ended"
         if self.is_running(cell):
             return "running"
+        if self.failure_note(cell).is_file():
+            return "failed"
         folder = self.script_folder(cell)
         return "interrupted" if folder and (folder / "checkpoint.pt").is_file() else "waiting"
 
@@ -649,10 +655,11 @@ def status(args: Status) -> None:
         progress = {"percent": "", "nss": ""}
         if state == "done":
             progress = {"percent": "100", "nss": work.rows[cell.run_id]["nss"]}
-        elif state in ("running", "interrupted"):
+        elif state in ("running", "interrupted", "failed"):
             progress = read_progress(work.folder(cell) / "log.txt")
         percent = f"{progress['percent']}%" if progress["percent"] else ""
-        print(f"{cell.run_id:<78}{state:<14}{percent:>9}{progress['nss']:>8}")
+        why = f"  {work.failure_note(cell).read_text().strip()}" if state == "failed" else ""
+        print(f"{cell.run_id:<78}{state:<14}{percent:>9}{progress['nss']:>8}{why}")
     print("\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
 
 
@@ -698,6 +705,7 @@ class Scheduler:
         for cell in self.waiting:
             if cell.stage == "imitate" or self.work.summary(cell.imitation):
                 self.waiting.remove(cell)
+                self.work.failure_note(cell).unlink(missing_ok=True)
                 return cell
         return None
 
@@ -714,19 +722,24 @@ class Scheduler:
         if again:
             self.waiting.insert(0, cell)
             return
-        self.failed.append(cell)
+        self.give_up(cell, how)
         if cell.stage == "imitate":
             lost = [other for other in self.waiting if other.imitation == cell]
             self.waiting = [other for other in self.waiting if other not in lost]
-            self.failed += lost
             for other in lost:
                 self.live.event(f"FAILED   {other.run_id}: has no reward to train on")
+                self.give_up(other, f"has no reward to train on: {cell.run_id} failed")
+
+    def give_up(self, cell: Cell, why: str) -> None:
+        self.failed.append(cell)
+        self.work.folder(cell).mkdir(parents=True, exist_ok=True)
+        self.work.failure_note(cell).write_text(why + "\n")
 
     def give_up_waiting(self) -> None:
         """Nothing runs and nothing can start: say so instead of waiting for ever."""
         for cell in self.waiting:
             self.live.event(f"FAILED   {cell.run_id}: the imitation that it needs is gone")
-        self.failed += self.waiting
+            self.give_up(cell, "the imitation that it needs is gone")
         self.waiting = []
 
     def footer(self, running: list[Cell], workers: int) -> str:

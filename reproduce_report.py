@@ -645,19 +645,21 @@ def escaped(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table* that needs booktabs, and fits a page's width with graphicx."""
+    """A table* that needs booktabs, and adjustbox to fit a page."""
+    stacked = r"\begin{{tabular}}[t]{{@{{}}l@{{}}}}{}\end{{tabular}}"
 
     def cell_text(cell: list[str]) -> str:
         parts = [escaped(part) for part in cell]
-        return "".join(parts) if len(parts) < 2 else r"\shortstack[l]{" + r" \\ ".join(parts) + "}"
+        # A table in the table stands with its first line beside the row's name, where \shortstack has its last.
+        return "".join(parts) if len(parts) < 2 else stacked.format(r" \\ ".join(parts))
 
     lines = [
-        "% needs \\usepackage{booktabs,graphicx}",
+        "% needs \\usepackage{booktabs,adjustbox}",
         r"\begin{table*}[t]",
         rf"\caption{{{escaped(table.caption)}}}",
         rf"\label{{table:{table.name}}}",
         r"\centering",
-        r"\resizebox{\textwidth}{!}{%",
+        r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.8\textheight}",
         rf"\begin{{tabular}}{{{'l' * len(table.header)}}}",
         r"\toprule",
         " & ".join(map(escaped, table.header)) + r" \\",
@@ -666,8 +668,10 @@ def latex(table: Table) -> str:
     for i, row in enumerate(table.rows):
         if i and table.group and (len(table.rows) - i) % table.group == 0:
             lines.append(r"\midrule")
+        elif i:
+            lines.append(r"\addlinespace")
         lines.append(" & ".join(map(cell_text, row)) + r" \\")
-    lines += [r"\bottomrule", r"\end{tabular}}"]
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
     lines += [rf"\par\smallskip\raggedright\footnotesize {escaped(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table*}"]) + "\n"
 

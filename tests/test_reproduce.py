@@ -113,6 +113,11 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, output
 
 
+def status(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "reproduce.py", "status", "--scale", "smoke", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
 def rows(folder: Path) -> dict[str, dict]:
     with open(folder / "runs/reproduce/smoke/results/runs.csv") as file:
         return {row["run_id"]: row for row in csv.DictReader(file)}
@@ -243,8 +248,13 @@ def test_what_fails_once_is_tried_again_and_what_fails_twice_is_reported(copy):
     code, output = run(copy, *SMALL, "--n-demos", "100")
     assert code == 1 and set(rows(copy)) == {IMITATE, RETRAIN}, "neither it nor what needs it has a row"
     assert "2 failed" in output and "has no reward to train on" in output
+
+    _, imitation, retraining, _, counts = status(copy, *SMALL, "--n-demos", "100").splitlines()
+    assert "failed" in imitation and imitation.endswith("exit code 3")
+    assert "failed" in retraining and "has no reward to train on" in retraining and counts == "2 failed"
     code, output = run(copy, *SMALL, "--n-demos", "100")
     assert code == 0, "another command tries again"
+    assert status(copy, *SMALL, "--n-demos", "100").endswith("2 done\n")
 
 
 def test_two_commands_at_once_share_the_work(copy):
@@ -284,12 +294,7 @@ def test_an_interrupt_lets_runs_save_and_the_same_command_goes_on(copy):
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "the same command goes on" in output
     assert not stubs_at_work(copy)
-    table = subprocess.run(
-        [sys.executable, "reproduce.py", "status", "--scale", "smoke", *SMALL, "--episodes", "3000"],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-    ).stdout
+    table = status(copy, *SMALL, "--episodes", "3000")
     assert "interrupted" in table and "1 waiting" in table
     assert run(copy, *SMALL, "--episodes", "3000")[0] == 0
     assert notes(copy).count(f"begin {IMITATE}") == 1
