@@ -41,6 +41,7 @@ from safetensors.torch import save as safetensors_bytes
 from particle_envs import (
     TASK_IDS,
     Canvas,
+    ParticleParallelEnv,
     ParticleTask,
     TaskError,
     is_task_id,
@@ -84,6 +85,8 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     `env_id` is one of ours, one of mpe2's by its short name, or the module path of any PettingZoo parallel
     environment with Box observations, Discrete actions and a fixed set of agents.
     """
+    if not isinstance(env_id, str):
+        raise TaskError(f"a task is named by a string, got {env_id!r}")
     if is_task_id(env_id):
         envs = make_task(env_id, num_envs, seed)
         envs.env_id = env_id
@@ -91,7 +94,8 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     short_names = mpe2_short_names()
     module_path = short_names.get(env_id, env_id)
     if "." not in module_path or module_path.startswith("."):
-        raise TaskError(unknown_id_message(env_id, sorted({*TASK_IDS, *short_names}, key=_ours_first)))
+        hint = "" if short_names else " (mpe2's own are missing: the package mpe2 is not installed)"
+        raise TaskError(unknown_id_message(env_id, sorted({*TASK_IDS, *short_names}, key=_ours_first)) + hint)
     try:
         module = importlib.import_module(module_path)
     except ImportError as error:
@@ -117,7 +121,10 @@ def _ours_first(env_id: str) -> tuple[int, str]:
 @functools.cache
 def mpe2_short_names() -> dict[str, str]:
     """{"simple_crypto": "mpe2.simple_crypto_v3", ...}: the newest version of each of mpe2's tasks."""
-    import mpe2
+    try:
+        import mpe2
+    except ImportError:
+        return {}  # our own tasks do without it
 
     versions: dict[str, int] = {}
     for module in pkgutil.iter_modules(mpe2.__path__):
@@ -125,6 +132,15 @@ def mpe2_short_names() -> dict[str, str]:
         if match:
             versions[match[1]] = max(int(match[2]), versions.get(match[1], 0))
     return {name: f"mpe2.{name}_v{version}" for name, version in versions.items()}
+
+
+def padded(observations: dict, agents: list[str], widest: int) -> np.ndarray:
+    """PettingZoo's observations by agent as a copy [agents, widest], zero-padded."""
+    out = np.zeros((len(agents), widest), dtype=np.float32)
+    for i, agent in enumerate(agents):
+        flat = np.asarray(observations[agent], dtype=np.float32).ravel()
+        out[i, : len(flat)] = flat
+    return out
 
 
 class PettingZooEnvs:
@@ -185,13 +201,7 @@ class PettingZooEnvs:
                 f"{self.env_id}: the set of agents must be fixed, but an episode starts with "
                 f"{sorted(self.envs[k].agents)} out of {self.agents}"
             )
-        self._obs[k] = self._padded(observations)
-
-    def _padded(self, observations: dict) -> np.ndarray:
-        out = np.zeros(self._obs.shape[1:], dtype=np.float32)
-        for i, agent in enumerate(self.agents):
-            out[i, : self.obs_sizes[i]] = np.asarray(observations[agent], dtype=np.float32).ravel()
-        return out
+        self._obs[k] = padded(observations, self.agents, self._obs.shape[-1])
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         if seed is not None:
@@ -209,7 +219,7 @@ class PettingZooEnvs:
             joint = {agent: self._env_action(agent, int(a)) for agent, a in zip(self.agents, actions[k])}
             observations, reward, ended, cut, _ = env.step(joint)
             over = self._is_over(env, ended, cut)
-            final_obs[k] = self._obs[k] = self._padded(observations)
+            final_obs[k] = self._obs[k] = padded(observations, self.agents, self._obs.shape[-1])
             rewards[k] = [reward[agent] for agent in self.agents]
             if over:
                 terminated[k] = any(ended.values())
@@ -494,24 +504,26 @@ def load_card(env_id: str, folder: Path | None = None) -> dict:
     path = (folder or EXPERTS / env_id) / "card.json"
     if not path.is_file():
         raise UserError(f"no expert for {env_id!r}: make one with `python train_expert_maac.py --env-id {env_id}`")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:  # not JSON, not even text
+        raise UserError(f"{path} is not the card of an expert ({error})") from None
 
 
 def expert_scores(env_id: str) -> np.ndarray:
     """Mean score per agent of 500 episodes of the expert: score_E of NSS."""
-    return np.array([score["mean"] for score in load_card(env_id)["scores"]["expert"].values()])
+    return references_with_intervals(env_id)["expert"][0]
 
 
 def random_scores(env_id: str) -> np.ndarray:
     """Mean score per agent of 500 episodes of uniformly random play: score_R of NSS."""
-    return np.array([score["mean"] for score in load_card(env_id)["scores"]["random"].values()])
+    return references_with_intervals(env_id)["random"][0]
 
 
 def reference_scores(env_id: str, demos_path: str = "") -> dict[str, np.ndarray]:
     """ "expert" and "random": score_E and score_R of NSS, per agent. Warns of agents that NSS cannot judge."""
     references = references_with_intervals(env_id, demos_path)
-    for agent in too_close(list(make_envs(env_id, 1).agents), references):
-        print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+    warn_of_too_close(too_close(list(make_envs(env_id, 1).agents), references))
     return {name: mean for name, (mean, _) in references.items()}
 
 
@@ -522,6 +534,11 @@ def too_close(agents: list[str], references: dict[str, tuple[np.ndarray, np.ndar
     return [agent for agent, is_apart in zip(agents, apart & (expert != random)) if not is_apart]
 
 
+def warn_of_too_close(agents: list[str]) -> None:
+    for agent in agents:
+        print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+
+
 def references_with_intervals(
     env_id: str, demos_path: str = "", expert_folder: Path | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -530,17 +547,26 @@ def references_with_intervals(
     From the card of the shipped expert, or of `expert_folder`; for a file of demonstrations, which has no card, its own
     mean (all episodes, however many of them are learned from) and 500 random episodes.
     """
-    if not demos_path:
-        card = load_card(env_id, expert_folder)["scores"]
-        by_agent = {name: card[name].values() for name in ("expert", "random")}
-        return {
-            name: tuple(np.array([score[key] for score in scores]) for key in ("mean", "interval_95"))
-            for name, scores in by_agent.items()
-        }
+    envs = make_envs(env_id, 1)
+    if demos_path:
+        expert = load_demos(Path(demos_path), envs=envs).returns()
+        return {"expert": mean_and_interval(expert), "random": play_randomly(env_id)}
+    card = load_card(env_id, expert_folder)
+
+    def scores(name: str, key: str) -> np.ndarray:
+        return np.array([float(card["scores"][name][agent][key]) for agent in envs.agents])
+
+    try:
+        return {name: (scores(name, "mean"), scores(name, "interval_95")) for name in ("expert", "random")}
+    except (KeyError, TypeError, ValueError) as error:
+        folder = expert_folder or EXPERTS / env_id
+        raise UserError(f"{folder / 'card.json'} lacks scores of {', '.join(envs.agents)} ({error!r})") from None
+
+
+def play_randomly(env_id: str, episodes: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half width of uniformly random play, per agent, for tasks whose card does not tell."""
     act = random_actions(make_envs(env_id, 1).num_actions, seed=20_000_003)
-    random = play_episodes(env_id, act, 500, seed=20_000_003)[0]
-    expert = load_demos(Path(demos_path)).returns()
-    return {"expert": mean_and_interval(expert), "random": mean_and_interval(random)}
+    return mean_and_interval(play_episodes(env_id, act, episodes, seed=20_000_003)[0])
 
 
 # Policies: stacked multilayer perceptrons, one an agent.
@@ -554,13 +580,19 @@ class SavedPolicy:
         self.num_actions = torch.tensor(header["num_actions"])
         self.num_layers = sum(name.startswith("weight_") for name in tensors)
 
-    def checked(self) -> "SavedPolicy":
-        """Itself, if its weights fit what its header says of agents, observations and actions."""
+    def checked(self, origin: Path) -> "SavedPolicy":
+        """Itself, if its weights fit one another and what its header says of agents, observations and actions."""
         header, tensors = self.header, self.tensors
-        shapes = [tuple(tensors[f"weight_{k}"].shape) for k in range(self.num_layers) if f"weight_{k}" in tensors]
-        agents, size_in, size_out = len(header["agents"]), max(header["obs_sizes"]), max(header["num_actions"])
-        if not shapes or shapes[0][:2] != (agents, size_in) or shapes[-1][::2] != (agents, size_out):
-            raise UserError(f"a policy's weights {shapes} do not fit its task {header['env_id']}")
+        agents, size = len(header["agents"]), max(header["obs_sizes"])
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        fits = self.num_layers > 0
+        for k in range(self.num_layers):
+            _, size_in, size_out = shapes.get(f"weight_{k}", (0, 0, 0))
+            fits &= shapes.get(f"weight_{k}") == (agents, size, size_out) and size == size_in
+            fits &= shapes.get(f"bias_{k}") == (agents, 1, size_out)
+            size = size_out
+        if not fits or size != max(header["num_actions"]):
+            raise UserError(f"{origin}: a policy's weights {shapes} do not fit its task {header['env_id']}")
         return self
 
     @torch.no_grad()
@@ -623,7 +655,7 @@ def _load_tensors(path: Path, what: str, kinds: tuple[str, ...], envs) -> tuple[
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("header", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, json.JSONDecodeError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable {what} file ({error})") from None
     if not isinstance(header, dict) or not {"agents", "obs_sizes", "num_actions", "env_id"} <= header.keys():
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}: its header is incomplete")
@@ -641,10 +673,19 @@ def _load_tensors(path: Path, what: str, kinds: tuple[str, ...], envs) -> tuple[
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:
     """Rebuild a policy from its file; with `envs`, it must fit that task."""
-    return SavedPolicy(*_load_tensors(path, "policy", ("stacked_mlp_policy",), envs)).checked()
+    return SavedPolicy(*_load_tensors(path, "policy", ("stacked_mlp_policy",), envs)).checked(path)
 
 
 # Recovered rewards
+
+
+REWARD_FORMS = {
+    "g": lambda x: x,  # MA-AIRL and MA-DAAC: the network's output
+    "logit": lambda x: x,  # MA-GAIL, of the logit of D: itself, log D, -log(1 - D), 2 D - 1
+    "log_d": lambda x: -F.softplus(-x),
+    "softplus": F.softplus,
+    "centered": lambda x: 2 * torch.sigmoid(x) - 1,
+}
 
 
 class LearnedReward:
@@ -663,12 +704,23 @@ class LearnedReward:
             raise UserError(
                 f"the reward of {self.env_id} has no {missing}: its weights do not match its header"
             ) from None
+        if header["reward"] not in REWARD_FORMS:
+            raise UserError(f"the reward of {self.env_id} is {header['reward']!r}; known: {', '.join(REWARD_FORMS)}")
         self.widest_action = max(header["num_actions"])
-        size_in = max(header["obs_sizes"]) + (self.widest_action if header["sees_actions"] else 0)
-        expected = (len(self.agents), size_in) if header["decentralized"] else (len(self.agents) * size_in,)
-        found = tuple(self.layers[0][0].shape)
-        if (found[:2] if header["decentralized"] else found[1:]) != expected:
-            raise UserError(f"the reward of {self.env_id} has inputs {found}, its header says {expected}")
+        size = max(header["obs_sizes"]) + (self.widest_action if header["sees_actions"] else 0)
+        if not header["decentralized"]:
+            size *= len(self.agents)
+        for name, (weight, bias) in zip(names, self.layers):
+            # a stack of [in, out] and [1, out], or nn.Linear's [out, in] and [out]
+            stack = (len(self.agents),) if header["decentralized"] else ()
+            size_in, size_out = weight.shape[-2:] if header["decentralized"] else weight.T.shape
+            bias_shape = (*stack, 1, size_out) if header["decentralized"] else (size_out,)
+            if size_in != size or weight.shape[:-2] != stack or bias.shape != bias_shape:
+                shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
+                raise UserError(f"the reward of {self.env_id}: {name} of {shapes} does not fit its {size} inputs")
+            size = size_out
+        if size != (1 if header["decentralized"] else len(self.agents)):
+            raise UserError(f"the reward of {self.env_id} has {size} outputs for {len(self.agents)} agents")
 
     @torch.no_grad()
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
@@ -681,14 +733,7 @@ class LearnedReward:
             x = torch.baddbmm(bias, x, weight) if self.header["decentralized"] else F.linear(x, weight, bias)
             x = F.leaky_relu(x) if k + 1 < len(self.layers) else x
         x = x[..., 0].T if self.header["decentralized"] else x
-        form = self.header["reward"]  # g and logit are the network's output itself
-        if form == "log_d":
-            x = -F.softplus(-x)
-        elif form == "softplus":
-            x = F.softplus(x)
-        elif form == "centered":
-            x = 2 * torch.sigmoid(x) - 1
-        return x.numpy()
+        return REWARD_FORMS[self.header["reward"]](x).numpy()
 
 
 def learned_reward(run: str | Path, envs=None) -> LearnedReward:
@@ -729,25 +774,31 @@ class LearnedRewardEnv(BaseParallelWrapper):
         numbers = [int(env.action_space(agent).n) for agent in reward.agents]
         if numbers != reward.header["num_actions"]:
             raise UserError(f"the reward is for {reward.header['num_actions']} actions, the environment has {numbers}")
-        self.reward, self._obs = reward, {}
+        inner = env.unwrapped
+        if isinstance(inner, ParticleParallelEnv) and not same_task(inner.metadata["name"], reward.env_id):
+            raise UserError(f"the reward is for {reward.env_id}, the environment is {inner.metadata['name']}")
+        self.reward, self._before = reward, None  # what agents saw before a step, [agents, widest]
+        self._first_action = np.array([int(env.action_space(agent).start) for agent in reward.agents])
+
+    def _keep(self, observations: dict) -> None:
+        """A copy: clients may change in place what they are given."""
+        if observations.keys() >= set(self.reward.agents):  # some environments give none at the end
+            self._before = padded(observations, self.reward.agents, max(self.reward.header["obs_sizes"]))
 
     def reset(self, seed: int | None = None, options: dict | None = None):
-        self._obs, infos = super().reset(seed=seed, options=options)
-        return self._obs, infos
+        observations, infos = super().reset(seed=seed, options=options)
+        self._keep(observations)
+        return observations, infos
 
     def step(self, actions: dict):
-        agents, widest = self.reward.agents, max(self.reward.header["obs_sizes"])
-        before = np.zeros((1, len(agents), widest), dtype=np.float32)
-        for i, agent in enumerate(agents):
-            flat = np.asarray(self._obs[agent], dtype=np.float32).ravel()
-            before[0, i, : len(flat)] = flat
-        starts = [int(getattr(self.env.action_space(agent), "start", 0)) for agent in agents]
-        taken = np.array([[int(actions[agent]) - start for agent, start in zip(agents, starts)]])
-        self._obs, true_rewards, terminations, truncations, infos = super().step(actions)
-        learned = self.reward(before, taken)[0]
+        observations, true_rewards, terminations, truncations, infos = super().step(actions)
+        agents = self.reward.agents
+        taken = np.array([actions[agent] for agent in agents]) - self._first_action
+        learned = self.reward(self._before[None], taken[None])[0]
+        self._keep(observations)
         rewards = {agent: float(learned[agents.index(agent)]) for agent in true_rewards}
         infos = {agent: {**infos.get(agent, {}), "true_reward": true_rewards[agent]} for agent in true_rewards}
-        return self._obs, rewards, terminations, truncations, infos
+        return observations, rewards, terminations, truncations, infos
 
 
 # Files
@@ -883,7 +934,7 @@ def read_config(run_folder: Path, args_class: type):
     path = Path(run_folder) / "config.json"
     try:
         return args_class(**json.loads(path.read_text())["args"])
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot resume: {path} is not a config of this script ({error!r})") from None
 
 

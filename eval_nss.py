@@ -38,7 +38,7 @@ class Args:
 
 
 def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]:
-    """The task, the policy, where NSS has its references from (see references_with_intervals), and remarks."""
+    """The task, the policy, where NSS has its references from (see references_of), and remarks."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give a run folder, or one like experts/<env_id>")
     config, saved, checkpoint = (folder / name for name in ("config.json", "policy.safetensors", "checkpoint.pt"))
@@ -46,7 +46,8 @@ def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]
     if not config.is_file() and not is_expert:
         raise UserError(f"{folder} is not a run: it has neither config.json nor card.json")
     remarks = []
-    if not is_expert and not (folder / "summary.json").is_file():
+    cut_short = not is_expert and not (folder / "summary.json").is_file()
+    if cut_short:
         remarks.append("this run was cut short: it has no summary.json")
     try:
         if is_expert:
@@ -55,23 +56,25 @@ def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]
         else:
             arguments = json.loads(config.read_text())["args"]
             env_id, references = arguments["env_id"], {"demos_path": arguments.get("demos", "")}
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # not JSON or not text, or not ours
         raise UserError(f"{folder / 'card.json' if is_expert else config} is not that of a run ({error!r})") from None
     envs = make_envs(env_id, 1)  # a task that is not installed is told here
     if saved.is_file():
         policy = load_policy(saved, envs)
+        if cut_short:
+            remarks.append("evaluated: its policy.safetensors, the best one that it had kept")
     elif checkpoint.is_file():
         state = env_utils.load_checkpoint(checkpoint)
-        if not {"step", "policies"} <= state.keys():
+        if not isinstance(state, dict) or not {"step", "policies"} <= state.keys():
             raise UserError(f"{checkpoint} is not the checkpoint of a run: it has no policies")
         remarks.append(f"evaluated: its last checkpoint, at step {state['step']}")
-        policy = policy_of_checkpoint(state, env_id, envs)
+        policy = policy_of_checkpoint(state, env_id, envs, checkpoint)
     else:
         raise UserError(f"{folder} has no policy yet, and no checkpoint to take one from")
     return env_id, policy, references, remarks
 
 
-def policy_of_checkpoint(state: dict, env_id: str, envs) -> env_utils.SavedPolicy:
+def policy_of_checkpoint(state: dict, env_id: str, envs, path: Path) -> env_utils.SavedPolicy:
     """The stacked layers of any script's policies, as they would have been saved at its end."""
     tensors = {}
     for name, tensor in state["policies"].items():
@@ -81,7 +84,7 @@ def policy_of_checkpoint(state: dict, env_id: str, envs) -> env_utils.SavedPolic
         tensors |= {f"obs_{name}": state["obs_stats"][name].float() for name in ("mean", "var")}
     names = ("agents", "obs_sizes", "num_actions")
     header = {"env_id": env_id, **{name: np.asarray(getattr(envs, name)).tolist() for name in names}}
-    return env_utils.SavedPolicy(tensors, header).checked()
+    return env_utils.SavedPolicy(tensors, header).checked(path)
 
 
 def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
@@ -93,11 +96,11 @@ def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
     they can be.
     """
     (expert, expert_half), (random, random_half) = references["expert"], references["random"]
-    gap = np.where(expert == random, np.nan, expert - random)
-    by_episode = (returns - random) / gap
+    gap = expert - random
+    by_episode = env_utils.normalized_score_similarity(returns, expert, random)
     nss, learner_half = mean_and_interval(by_episode)
-    reference_half = np.hypot(nss * expert_half, (1 - nss) * random_half) / np.abs(gap)
-    known = ~np.isnan(gap)  # an agent without a gap has no NSS
+    known = ~np.isnan(nss)  # an agent without a gap, or without an expert, has none
+    reference_half = np.hypot(nss * expert_half, (1 - nss) * random_half) / np.where(known, np.abs(gap), np.nan)
     if not known.any():
         return {"nss": nss, "interval": learner_half, "mean": float("nan"), "mean_interval": float("nan")}
     mean, mean_half = mean_and_interval(by_episode[:, known].mean(1, keepdims=True))
@@ -109,12 +112,25 @@ def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
     }
 
 
-def evaluate(env_id: str, players: dict, references: dict, args: Args) -> dict:
+def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None = None) -> tuple[dict, dict]:
+    """Scores of expert and random play with their intervals, and of how many episodes they are."""
+    if demos_path:
+        episodes = {"expert": len(env_utils.load_demos(Path(demos_path))), "random": 500}
+    elif expert_folder or (env_utils.EXPERTS / env_id / "card.json").is_file():
+        episodes = dict.fromkeys(("expert", "random"), env_utils.load_card(env_id, expert_folder).get("episodes"))
+    else:  # scores can be had without an expert, NSS cannot
+        unknown = np.full(len(make_envs(env_id, 1).agents), np.nan)
+        random = env_utils.play_randomly(env_id, 500)
+        return {"expert": (unknown, unknown), "random": random}, {"expert": 0, "random": 500}
+    return env_utils.references_with_intervals(env_id, demos_path, expert_folder), episodes
+
+
+def evaluate(env_id: str, players: dict, references_from: dict, args: Args) -> dict:
     """Scores and NSS of each player, a name and a policy for `play_episodes`."""
-    references = env_utils.references_with_intervals(env_id, **references)
+    references, reference_episodes = references_of(env_id, **references_from)
     agents = list(make_envs(env_id, 1).agents)
-    found = {"env_id": env_id, "episodes": args.episodes, "agents": agents}
-    found["too_close"] = env_utils.too_close(agents, references)
+    found = {"env_id": env_id, "episodes": args.episodes, "reference_episodes": reference_episodes, "agents": agents}
+    found["too_close"] = env_utils.too_close(agents, references) if reference_episodes["expert"] else []
     for name, (mean, half) in references.items():
         found[name] = {"score": mean.tolist(), "interval_95": half.tolist()}
     for name, act in players.items():
@@ -132,26 +148,33 @@ def evaluate(env_id: str, players: dict, references: dict, args: Args) -> dict:
     return found
 
 
+def with_interval(mean: float, half: float, digits: int) -> str:
+    return "-" if np.isnan(mean) else f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
 def print_table(title: str, found: dict, players: list[str]) -> None:
     columns = ["random", "expert", *players]
-    print(f"\n{title}\n{found['env_id']}, {found['episodes']} episodes, 95 % intervals over episodes")
+    of = found["reference_episodes"]
+    print(f"\n{title}\n{found['env_id']}, {found['episodes']} episodes, 95 % intervals over episodes", end="")
+    print(f" (random play: {of['random']} episodes, expert: {of['expert'] or 'none known, so there is no NSS'})")
     width = max(18, *(len(agent) + 2 for agent in found["agents"]))
     heads = ["agent", *columns, *(f"NSS {name}" for name in players)]
     print("".join(f"{head:>{width}}" for head in heads))
     for i, agent in enumerate(found["agents"]):
-        cells = [f"{found[name]['score'][i]:.2f} ± {found[name]['interval_95'][i]:.2f}" for name in columns]
-        cells += [f"{found[name]['nss'][i]:.3f} ± {found[name]['nss_interval_95'][i]:.3f}" for name in players]
+        cells = [with_interval(found[name]["score"][i], found[name]["interval_95"][i], 2) for name in columns]
+        cells += [with_interval(found[name]["nss"][i], found[name]["nss_interval_95"][i], 3) for name in players]
         print("".join(f"{cell:>{width}}" for cell in (agent, *cells)))
-    means = [f"{np.mean(found[name]['score']):.2f}" for name in columns]
-    means += [f"{found[name]['nss_mean']:.3f} ± {found[name]['nss_mean_interval_95']:.3f}" for name in players]
+    means = [f"{np.mean(found[name]['score']):.2f}".replace("nan", "-") for name in columns]
+    means += [with_interval(found[name]["nss_mean"], found[name]["nss_mean_interval_95"], 3) for name in players]
     print("".join(f"{cell:>{width}}" for cell in ("mean", *means)))
-    for agent in found["too_close"]:
-        print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+    env_utils.warn_of_too_close(found["too_close"])
 
 
 def main(args: Args) -> None:
     if args.episodes < 2:
         raise UserError("--episodes must be at least 2")
+    if args.seed < 0:
+        raise UserError("--seed must be at least 0")
     if bool(args.policy) == bool(args.runs):
         raise UserError("name run folders, or --policy random|expert with --env-id")
     if bool(args.policy) != bool(args.env_id):
@@ -173,6 +196,7 @@ def main(args: Args) -> None:
     if args.video:
         envs = make_envs(jobs[0][1], 1)
         env_utils.require_can_draw(envs, "--video")
+        env_utils.require_writable(Path(args.video).parent)
         expert = load_policy(env_utils.EXPERTS / envs.env_id / "policy.safetensors", envs)
     results = []
     for title, env_id, players, references, remarks in jobs:

@@ -570,6 +570,8 @@ def main(args: Args) -> None:
         raise UserError(f"{args.env_id} has one agent; the critic attends to others and needs at least two")
     if args.capture_video:
         env_utils.require_can_draw(envs)
+    if args.demos:
+        args.demos = str(Path(args.demos).resolve())  # config.json is read from other folders too
     demos_from = Path(args.demos) if args.demos else args.env_id
     demos = load_demos(demos_from, args.n_demos, envs)
     unseen = env_utils.unseen_transitions(demos_from, args.n_demos, device)  # demonstrations nothing learns from

@@ -13,7 +13,7 @@ import copy
 import json
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -60,7 +60,7 @@ class Args:
 
     # Task
     demos: str = ""
-    """taken from the run: its own file of demonstrations, whose mean score is the expert's"""
+    """the file whose mean score is the expert's, for --true-reward without a --run; else it is the run's"""
     total_timesteps: int = 0
     """environment steps over all copies; 0 is the paper's 50,000 episodes, 100,000 for rover_tower"""
     true_reward: bool = False
@@ -68,8 +68,8 @@ class Args:
     env_id: str = ""
     """the task of --true-reward without a --run; else it is the run's"""
 
-    reward_sha256: str = ""
-    """filled in: of the run's reward.safetensors, so that a resumed run goes on with the same reward"""
+    reward_sha256: tyro.conf.Suppress[str] = ""
+    """filled in by the script: of the run's reward.safetensors, so that a resumed run goes on with the same reward"""
 
     # Algorithm
     rl: Literal["auto", "mack", "maac"] = "auto"
@@ -705,6 +705,14 @@ def pearson(learned: np.ndarray, true: np.ndarray) -> np.ndarray:
     return np.where(varies, (learned * true).sum(0) / np.where(varies, lengths, 1.0), np.nan)
 
 
+def correlations(paid: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float | None]:
+    """PCC of learned and true rewards, a pair of [num_envs, agents] a step: per agent, and the mean of those that have
+    one, None if there is none."""
+    pcc = pearson(*(np.concatenate(parts) for parts in zip(*paid)))
+    known = pcc[~np.isnan(pcc)]
+    return pcc, float(known.mean()) if len(known) else None
+
+
 def policy_tensors(policies: Policies) -> dict[str, torch.Tensor]:
     """What `env_utils.load_policy` rebuilds a policy from."""
     tensors = {}
@@ -718,7 +726,7 @@ def source(args: Args) -> tuple[str, str, env_utils.LearnedReward | None]:
     if not args.run:
         if not (args.true_reward and args.env_id):
             raise UserError("name the run whose reward to train on with --run, or --true-reward with --env-id")
-        return args.env_id, "", None
+        return args.env_id, str(Path(args.demos).resolve()) if args.demos else "", None
     reward = env_utils.learned_reward(args.run)
     if args.reward_sha256 and args.reward_sha256 != env_utils.sha256(Path(args.run) / "reward.safetensors"):
         raise UserError(f"the reward in {args.run} is not the one that this run began with")
@@ -728,14 +736,25 @@ def source(args: Args) -> tuple[str, str, env_utils.LearnedReward | None]:
     if not config.is_file():
         raise UserError(f"{args.run} is not a run folder: it has no config.json")
     try:
-        demos = json.loads(config.read_text())["args"].get("demos", "")
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        arguments = json.loads(config.read_text())["args"]
+        env_id, demos = arguments["env_id"], arguments.get("demos", "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # not JSON or not text, or not ours
         raise UserError(f"{config} is not the config of a run ({error!r})") from None
+    if not isinstance(env_id, str) or not env_utils.same_task(env_id, reward.env_id):
+        raise UserError(f"{args.run}: config.json is of {env_id}, reward.safetensors of {reward.env_id}")
+    if args.demos and Path(args.demos).resolve() != Path(demos).resolve():
+        raise UserError("--demos is for --true-reward without a --run; a run has its demonstrations already")
     return reward.env_id, demos, None if args.true_reward else reward
 
 
 def check_args(args: Args) -> None:
     env_utils.check_common_args(args)
+    names = [field.name for field in fields(Args)]
+    first_of_mack, first_of_maac = names.index("num_steps"), names.index("buffer_size")
+    others = names[first_of_maac:] if args.rl == "mack" else names[first_of_mack:first_of_maac]
+    for name in others:
+        if getattr(args, name) != getattr(Args, name):
+            raise UserError(f"--{name.replace('_', '-')} is for the other learner: --rl {args.rl} does without it")
     if args.rl == "maac" and args.buffer_size < args.num_envs:
         raise UserError(f"--buffer-size {args.buffer_size} cannot hold one step of {args.num_envs} copies")
     for name in ("kl_clip", "critic_kl_clip", "damping", "kfac_lr"):
@@ -770,7 +789,7 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs, args.seed)
     if args.run:
-        env_utils.learned_reward(args.run, envs)  # it must fit the task
+        env_utils.learned_reward(args.run, envs)  # the task may have changed since: it must still fit
     if args.rl == "maac" and len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent; MAAC's critic attends to others and needs at least two")
     if args.capture_video:
@@ -844,9 +863,7 @@ def main(args: Args) -> None:
         if seen and recent_returns and step // args.log_every > previous // args.log_every:
             mean_returns = np.mean(recent_returns, axis=0)
             nss = env_utils.mean_nss(mean_returns, references)
-            pcc = pearson(*(np.concatenate(parts) for parts in zip(*paid)))
-            known = pcc[~np.isnan(pcc)]
-            last_pcc = float(known.mean()) if len(known) else None
+            pcc, last_pcc = correlations(paid)
             paid = []
             for agent, value, correlation in zip(envs.agents, mean_returns, pcc):
                 writer.add_scalar(f"charts/episodic_return-{agent}", value, step)
@@ -884,6 +901,8 @@ def main(args: Args) -> None:
             if interrupt.requested and not finished:
                 interrupt.stop("retrain.py", run_folder, step)
     progress.close()
+    if last_pcc is None and paid:  # a run too short for a logged point
+        last_pcc = correlations(paid)[1]
 
     env_utils.save_policy(run_folder / "policy.safetensors", policy_tensors(learner.nets.policies), args.env_id, envs)
     training = {

@@ -40,7 +40,7 @@ def parameters(module, obs_sizes: np.ndarray, num_actions: np.ndarray, kind: str
 if __name__ == "__main__":
     print("| agents | algorithm | discriminators | policies | critics | discriminators | all |")
     print("|---:|---|---|---:|---:|---:|---:|")
-    for agents in (8, 16, 24, 32, 48, 64):
+    for agents in (8, 12, 16, 24, 32, 48, 64):
         task = make_task(f"rover_tower_{agents}", 1)
         for module, name in NAMES.items():
             for kind in ("decentralized", "centralized"):

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pettingzoo.test import parallel_api_test
+from pettingzoo.test import api_test, parallel_api_test
+from pettingzoo.utils.conversions import parallel_to_aec
 
 import env_utils
 import eval_nss
@@ -43,8 +44,10 @@ def test_the_expert_has_an_nss_of_one_and_random_play_of_zero(env_id):
     expert = env_utils.load_policy(env_utils.EXPERTS / env_id / "policy.safetensors").greedy
     found = eval_nss.evaluate(env_id, {"expert_again": expert, "random_again": random}, {}, args)
     for name, expected in (("expert_again", 1.0), ("random_again", 0.0)):
-        for nss, half in zip(found[name]["nss"], found[name]["nss_interval_95"]):
+        for agent, nss, half in zip(found["agents"], found[name]["nss"], found[name]["nss_interval_95"]):
             assert abs(nss - expected) < 4 / 1.96 * half
+            # Four standard errors are then less than what lies between expert and random play.
+            assert half < 0.4 or agent in found["too_close"]
         assert abs(found[name]["nss_mean"] - expected) < 4 / 1.96 * found[name]["nss_mean_interval_95"]
 
 
@@ -64,7 +67,23 @@ def test_nss_and_its_interval_equal_plain_formulas():
         halves = 1.96 * returns[:, i].std(ddof=1) / 20, references["expert"][1][i], references["random"][1][i]
         a, e, r = (rng.normal(m, h / 1.96, 200_000) for m, h in zip((score, expert, random), halves))
         assert found["interval"][i] == pytest.approx(1.96 * ((a - r) / (e - r)).std(), rel=0.03)
-    assert found["mean"] == pytest.approx(found["nss"].mean())
+
+
+def test_the_interval_of_the_mean_over_agents_takes_them_as_dependent():
+    """Returns of agents of an episode vary together, and references are off together, the most that they can be."""
+    rng = np.random.default_rng(0)
+    returns = np.array([-50.0, 3.0]) + rng.normal(size=(400, 1)) * [5.0, 1.0] + rng.normal(size=(400, 2)) * [2.0, 0.1]
+    returns += np.array([-50.0, 3.0]) - returns.mean(0)
+    references = {
+        "expert": (np.array([-40.0, 4.0]), np.array([1.0, 0.1])),
+        "random": (np.array([-80.0, 0.0]), np.array([2.0, 0.2])),
+    }
+    found = eval_nss.nss_with_interval(returns, references)
+    assert found["mean"] == pytest.approx(0.75)
+    scores = rng.multivariate_normal(returns.mean(0), np.cov(returns.T) / 400, 200_000)
+    expert, random = (mean + half / 1.96 * rng.normal(size=(200_000, 1)) for mean, half in references.values())
+    simulated = ((scores - random) / (expert - random)).mean(1)
+    assert found["mean_interval"] == pytest.approx(1.96 * simulated.std(), rel=0.03)
 
 
 def test_an_agent_without_a_gap_has_no_nss_and_the_rest_have(tmp_path):
@@ -83,7 +102,7 @@ def test_an_expert_run_cut_short_is_evaluated_with_its_normaliser(tmp_path):
     weight[:, 0, 1] = 1.0
     stats = {"mean": torch.full((2, 11), 7.0, dtype=torch.float64), "var": torch.ones(2, 11, dtype=torch.float64)}
     state = {"policies": {"layers.0.weight": weight, "layers.0.bias": bias}, "obs_stats": stats}
-    policy = eval_nss.policy_of_checkpoint(state, TASK, envs)
+    policy = eval_nss.policy_of_checkpoint(state, TASK, envs, tmp_path)
     obs = np.full((1, 2, 11), 6.0, dtype=np.float32)
     assert policy.logits(obs)[0, 1, 1] == pytest.approx(-1.0)
 
@@ -91,6 +110,25 @@ def test_an_expert_run_cut_short_is_evaluated_with_its_normaliser(tmp_path):
 def test_agents_whose_references_are_too_close_are_named():
     references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.5)), "random": (np.zeros(2), np.full(2, 0.5))}
     assert env_utils.too_close(["slow", "fast"], references) == ["slow"]
+    table = evaluate(env_utils.EXPERTS / "simple_tag", "--episodes", 5).stdout
+    warnings = [line for line in table.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1 and "agent_0" in warnings[0]
+
+
+def test_random_play_and_the_shipped_expert_by_name():
+    random, expert = (nss_of("--policy", name, "--env-id", TASK, "--episodes", 200)[0] for name in ("random", "expert"))
+    assert abs(random["played"]["nss_mean"]) < 0.3
+    assert abs(expert["greedy"]["nss_mean"] - 1) < 0.15
+    assert expert["reference_episodes"] == {"expert": 500, "random": 500}
+
+
+def test_a_task_without_an_expert_has_scores_and_no_nss():
+    found = nss_of("--policy", "random", "--env-id", "simple_reference", "--episodes", 5)[0]
+    assert found["played"]["nss"] == [None, None] and found["played"]["nss_mean"] is None
+    assert None not in found["played"]["score"] and None not in found["random"]["score"]
+    assert found["expert"]["score"] == [None, None] and found["too_close"] == []
+    table = evaluate("--policy", "random", "--env-id", "simple_reference", "--episodes", 5).stdout
+    assert "there is no NSS" in table and "nan" not in table
 
 
 @pytest.fixture(scope="module", params=["madaac_discrete", "mairl_mack", "magail_mack"])
@@ -121,15 +159,17 @@ def test_a_run_an_expert_and_a_run_cut_short(a_run, tmp_path):
     assert "cut short" in table.stdout
 
 
-def test_a_video_of_expert_and_learner(tmp_path):
-    done = evaluate(env_utils.EXPERTS / TASK, "--episodes", 5, "--video", tmp_path / "both.mp4")
+def test_a_video_of_expert_and_learner_from_the_same_initial_states(a_run, tmp_path):
+    done = evaluate(a_run, "--episodes", 5, "--video", tmp_path / "both.mp4")
     assert done.returncode == 0, done.stderr
     import imageio.v2 as imageio
 
-    frame = imageio.mimread(tmp_path / "both.mp4", memtest=False)[0]
-    assert frame.shape[1] == 2 * frame.shape[0]
-    left, right = np.split(frame[60:].astype(int), 2, axis=1)
-    assert np.abs(left - right).mean() < 3  # the same initial state, below the titles
+    frames = np.stack(imageio.mimread(tmp_path / "both.mp4", memtest=False)).astype(int)
+    assert frames.shape[2] == 2 * frames.shape[1] and len(frames) == 75
+    left, right = np.split(frames[:, 60:], 2, axis=2)  # below the titles
+    difference = np.abs(left - right).mean((1, 2, 3))
+    assert (difference[[0, 25, 50]] < 0.5).all(), "episodes begin alike"
+    assert (difference[[24, 49, 74]] > 0.5).any(), "and do not end so"
 
 
 @pytest.mark.parametrize(
@@ -148,17 +188,40 @@ def test_a_video_of_expert_and_learner(tmp_path):
         (["UNINSTALLED"], "no_such_package"),
         (["NEW"], "no policy yet"),
         (["MISMATCH"], "another task"),
+        (["EMPTY", "--seed", "-1"], "--seed must be at least 0"),
+        (["EXPERT", "--video", "/proc/both.mp4"], "cannot write"),
+        (["NOT_TEXT"], "is not that of a run"),
+        (["NO_NAME"], "named by a string"),
+        (["BAD_CARD"], "card.json lacks scores of speaker_0, listener_0"),
+        (["LIST"], "not the checkpoint of a run"),
+        (["NO_BIAS"], "do not fit"),
+        (["OTHER_DEMOS"], "is for another task"),
     ],
 )
 def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
-    folders = {name: tmp_path / name for name in ("EMPTY", "FOREIGN", "UNINSTALLED", "NEW", "MISMATCH")}
+    names = ("EMPTY", "FOREIGN", "UNINSTALLED", "NEW", "MISMATCH", "NOT_TEXT", "NO_NAME", "BAD_CARD", "LIST")
+    folders = {name: tmp_path / name for name in (*names, "NO_BIAS", "OTHER_DEMOS")}
     for folder in folders.values():
         folder.mkdir()
     folders["FOREIGN"].joinpath("config.json").write_text('{"learning_rate": 1}')
     folders["UNINSTALLED"].joinpath("config.json").write_text('{"args": {"env_id": "no_such_package.task_v0"}}')
     folders["NEW"].joinpath("config.json").write_text(json.dumps({"args": {"env_id": TASK}}))
     folders["MISMATCH"].joinpath("config.json").write_text('{"args": {"env_id": "keep_away"}}')
-    shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", folders["MISMATCH"])
+    for name in ("MISMATCH", "BAD_CARD", "OTHER_DEMOS"):
+        shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", folders[name])
+    folders["NOT_TEXT"].joinpath("config.json").write_bytes(b"\xff\xfe{")
+    folders["NO_NAME"].joinpath("config.json").write_text('{"args": {"env_id": 5}}')
+    folders["BAD_CARD"].joinpath("card.json").write_text(json.dumps({"env_id": TASK}))
+    for name in ("LIST", "NO_BIAS"):
+        shutil.copy(folders["NEW"] / "config.json", folders[name])
+    torch.save([1, 2], folders["LIST"] / "checkpoint.pt")
+    tensors = dict(env_utils.load_policy(env_utils.EXPERTS / TASK / "policy.safetensors").tensors)
+    del tensors["bias_1"]
+    envs = env_utils.make_envs(TASK, 1)
+    env_utils.save_policy(folders["NO_BIAS"] / "policy.safetensors", tensors, TASK, envs)
+    demos = str(env_utils.EXPERTS / "keep_away" / "demos.npz")
+    folders["OTHER_DEMOS"].joinpath("config.json").write_text(json.dumps({"args": {"env_id": TASK, "demos": demos}}))
+    folders["EXPERT"] = env_utils.EXPERTS / TASK
     arguments = [str(folders.get(part, part)) for part in arguments]
     monkeypatch.setattr(sys, "argv", ["eval_nss.py", *arguments])
     with pytest.raises(SystemExit) as stop:
@@ -197,7 +260,8 @@ def test_a_learned_reward_is_what_the_discriminator_computed(script, form, kind,
         assert (reward(obs, actions) < 0).all()  # log D
 
 
-def test_any_pettingzoo_client_can_train_on_a_recovered_reward(a_run):
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PettingZoo's remarks on the task itself
+def test_a_recovered_reward_behind_pettingzoos_interface(a_run):
     env = env_utils.learned_reward_env(a_run)
     parallel_api_test(env, num_cycles=60)
     reward = env_utils.learned_reward(a_run)
@@ -217,6 +281,40 @@ def test_any_pettingzoo_client_can_train_on_a_recovered_reward(a_run):
         assert list(rewards.values()) == pytest.approx(expected.tolist(), abs=1e-6)
         assert {agent: info["true_reward"] for agent, info in infos.items()} == true_rewards
     assert not env.agents
+    api_test(parallel_to_aec(env_utils.learned_reward_env(a_run)), num_cycles=60)
+
+
+def test_clients_may_change_what_they_are_given(a_run):
+    rewards = []
+    for change in (False, True):
+        env = env_utils.learned_reward_env(a_run)
+        obs, _ = env.reset(seed=3)
+        if change:
+            for part in obs.values():
+                part *= 100.0
+        rewards.append(env.step(dict.fromkeys(env.agents, 1))[1])
+    assert rewards[0] == rewards[1]
+
+
+def random_reward(folder, env_id):
+    """A run folder with nothing but a reward, that of a new discriminator."""
+    torch.manual_seed(0)
+    envs = env_utils.make_envs(env_id, 1)
+    disc = madaac.make_networks(envs.obs_sizes, envs.num_actions, madaac.Args(hidden_size=16)).discriminators
+    header = {"decentralized": True, "sees_actions": True, "reward": "g"}
+    env_utils.save_reward(folder / "reward.safetensors", disc.state_dict(), header, env_id, envs)
+    return envs
+
+
+def test_a_reward_for_a_task_that_is_not_ours_works_in_its_environment(tmp_path):
+    envs = random_reward(tmp_path, "simple_reference")  # mpe2's own code, by the adapter
+    env = env_utils.learned_reward_env(tmp_path)
+    parallel_api_test(env, num_cycles=60)
+    obs, _ = env.reset(seed=0)
+    before = np.stack([obs[agent] for agent in envs.agents])[None].astype(np.float32)
+    rewards = env.step(dict.fromkeys(env.agents, 3))[1]
+    expected = env_utils.learned_reward(tmp_path)(before, np.array([[3, 3]]))[0]
+    assert list(rewards.values()) == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_reward_for_another_task_is_refused(a_run, tmp_path):
@@ -224,6 +322,8 @@ def test_a_reward_for_another_task_is_refused(a_run, tmp_path):
         env_utils.learned_reward(a_run, env_utils.make_envs("keep_away", 1))
     with pytest.raises(env_utils.UserError, match="agents"):
         env_utils.learned_reward_env(a_run, parallel_env("keep_away"))
+    with pytest.raises(env_utils.UserError, match="the environment is simple_speaker_listener"):
+        env_utils.learned_reward_env(a_run, parallel_env("simple_speaker_listener"))  # the same sizes
     with pytest.raises(env_utils.UserError, match="an expert"):
         env_utils.learned_reward(env_utils.EXPERTS / TASK)
     with pytest.raises(env_utils.UserError, match="there is no run"):

@@ -145,18 +145,19 @@ def run(*arguments):
     return done
 
 
-def small(folder, **changes):
+def small(folder, learner="mack", **changes):
     options = {
         "runs": folder / "runs", "seed": 3, "total-timesteps": 6000, "num-envs": 20, "hidden-size": 32,
-        "eval-episodes": 20, "log-every": 500, "batch-size": 128, "buffer-size": 4000,
-    } | changes  # fmt: skip
+        "eval-episodes": 20, "log-every": 500, "rl": learner,
+    }  # fmt: skip
+    options |= ({"batch-size": 128, "buffer-size": 4000} if learner == "maac" else {}) | changes
     return [part for name, value in options.items() for part in (f"--{name}", value)]
 
 
 @pytest.fixture(scope="module", params=["mack", "maac"])
 def finished(request, tmp_path_factory, scripted_run):
     folder = tmp_path_factory.mktemp(request.param)
-    run("--run", scripted_run, "--rl", request.param, *small(folder))
+    run("--run", scripted_run, *small(folder, request.param))
     return request.param, next((folder / "runs").iterdir())
 
 
@@ -179,7 +180,7 @@ def test_end_to_end_logs_nss_and_pcc(finished, scripted_run):
 
 def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finished, tmp_path, scripted_run):
     learner, undisturbed = finished
-    options = ["--run", scripted_run, "--rl", learner, *small(tmp_path), "--save-every", 0]
+    options = ["--run", scripted_run, *small(tmp_path, learner), "--save-every", 0]
     command = [sys.executable, str(ROOT / "retrain.py"), *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(1200):
@@ -197,22 +198,119 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
 
 
 @pytest.mark.parametrize("learner", ["mack", "maac"])
+def test_what_a_learner_is_told(monkeypatch, tmp_path, scripted_run, learner):
+    """The reward of observation and action, over the episode length; when episodes are over, and with what."""
+    told, args = [], {"run": str(scripted_run), "rl": learner, "num_envs": 4, "total_timesteps": 4 * 60}
+    args |= {"runs": str(tmp_path), "eval_episodes": 2, "hidden_size": 16}
+    args |= {"learning_starts": 40} if learner == "maac" else {}
+    original = {"mack": retrain.Mack, "maac": retrain.Maac}[learner]
+
+    class Recorder(original):
+        def learn(self, transition, step, rate):
+            told.append({name: part.clone() for name, part in transition.items()})
+            return super().learn(transition, step, rate)
+
+    monkeypatch.setattr(retrain, original.__name__, Recorder)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        retrain.main(retrain.Args(**args))
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    reward = env_utils.learned_reward(scripted_run)
+    assert len(told) == 60
+    for k, now in enumerate(told):
+        np.testing.assert_allclose(now["rewards"] * 25, reward(now["obs"], now["actions"]), rtol=1e-5)
+        assert not now["terminated"].any()
+        over = (k + 1) % 25 == 0
+        if learner == "mack":
+            assert now["done"].all() == now["done"].any() == over
+            assert torch.equal(now["time_over"], torch.full((4,), k % 25 / 25))
+        if k + 1 < len(told):
+            assert torch.equal(now["final_obs"], told[k + 1]["obs"]) != over
+
+
+@pytest.mark.parametrize("learner", ["mack", "maac"])
 def test_a_good_reward_makes_a_good_policy(tmp_path, scripted_run, learner):
     """The scripted reward leads to the goal: NSS far above random play's 0, and above what is luck in 200 episodes."""
     changes = {"total-timesteps": 100_000 if learner == "mack" else 50_000, "eval-episodes": 200, "hidden-size": 64}
-    changes |= {"num-envs": 40, "batch-size": 256, "buffer-size": 50_000, "log-every": 5000}
-    changes |= {"policy-tau": 0.01, "critic-tau": 0.01, "updates-per-period": 4}  # a short run has no time
-    run("--run", scripted_run, "--rl", learner, *small(tmp_path, **changes))
+    changes |= {"num-envs": 40, "log-every": 5000}
+    if learner == "maac":  # a short run has no time
+        changes |= {"batch-size": 256, "buffer-size": 50_000, "updates-per-period": 4}
+        changes |= {"policy-tau": 0.01, "critic-tau": 0.01}
+    run("--run", scripted_run, *small(tmp_path, learner, **changes))
     summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
     assert summary["stochastic"]["nss"] > 0.4, summary
 
 
-def test_training_on_the_true_reward_learns_with_a_correlation_of_one(tmp_path):
-    changes = {"total-timesteps": 100_000, "eval-episodes": 200, "hidden-size": 64, "num-envs": 40, "log-every": 5000}
-    run("--true-reward", "--env-id", TASK, *small(tmp_path, **changes))
+@pytest.mark.parametrize("learner", ["mack", "maac"])
+def test_training_on_the_true_reward_learns_with_a_correlation_of_one(tmp_path, learner):
+    changes = {"total-timesteps": 100_000 if learner == "mack" else 50_000, "eval-episodes": 200, "hidden-size": 64}
+    changes |= {"num-envs": 40, "log-every": 5000}
+    if learner == "maac":
+        changes |= {"batch-size": 256, "buffer-size": 50_000, "updates-per-period": 4}
+        changes |= {"policy-tau": 0.01, "critic-tau": 0.01}
+    run("--true-reward", "--env-id", TASK, *small(tmp_path, learner, **changes))
     summary = json.loads(next((tmp_path / "runs").glob("*/summary.json")).read_text())
     assert summary["pcc"] == pytest.approx(1.0)
     assert summary["stochastic"]["nss"] > 0.3, summary
+
+
+def with_constant_rewards(scripted_run, folder, agents):
+    """A copy of the scripted run whose reward is 0 for some agents."""
+    shutil.copytree(scripted_run, folder)
+    envs = env_utils.make_envs(TASK, 1)
+    path = folder / "reward.safetensors"
+    tensors, header = env_utils._load_tensors(path, "reward", ("airl_reward",), envs)
+    for name, tensor in tensors.items():
+        if name.startswith("g."):
+            tensor[agents] = 0.0
+    env_utils.save_reward(path, tensors, header, TASK, envs)
+    return folder
+
+
+@pytest.mark.parametrize("constant", [[0], [0, 1]])
+def test_an_undefined_correlation_is_missing_and_never_zero(tmp_path, scripted_run, constant):
+    source = with_constant_rewards(scripted_run, tmp_path / "source", constant)
+    run("--run", source, *small(tmp_path, **{"total-timesteps": 2000}))
+    run_folder = next((tmp_path / "runs").iterdir())
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    found = {tag for tag in events.Tags()["scalars"] if tag.startswith("charts/pcc")}
+    pcc = json.loads((run_folder / "summary.json").read_text())["pcc"]
+    if constant == [0]:
+        assert found == {"charts/pcc", "charts/pcc-listener_0"}
+        last = [events.Scalars(tag)[-1].value for tag in sorted(found)]
+        assert last[0] == last[1] == pytest.approx(pcc) and pcc != 0
+    else:
+        assert not found and pcc is None
+
+
+def test_an_independent_client_learns_from_the_recovered_reward(scripted_run):
+    """Cross-entropy search for what the speaker should say, by nothing but PettingZoo's interface."""
+    env = env_utils.learned_reward_env(scripted_run)
+    rng = np.random.default_rng(0)
+
+    def paid_to_the_speaker(weights: np.ndarray, episodes: int = 6) -> float:
+        total = 0.0
+        for seed in range(episodes):
+            observations, _ = env.reset(seed=seed)
+            while env.agents:
+                message = int(np.argmax(observations["speaker_0"] @ weights))
+                actions = {"speaker_0": message, "listener_0": int(rng.integers(5))}
+                observations, rewards, *_ = env.step(actions)
+                total += rewards["speaker_0"]
+        return total / episodes / 25
+
+    mean, deviation = np.zeros((3, 3)), np.ones((3, 3))
+    before = np.mean([paid_to_the_speaker(rng.normal(size=(3, 3))) for _ in range(10)])
+    for _ in range(6):
+        tries = mean + deviation * rng.normal(size=(20, 3, 3))
+        best = tries[np.argsort([paid_to_the_speaker(each) for each in tries])[-5:]]
+        mean, deviation = best.mean(0), best.std(0) + 0.1
+    after = paid_to_the_speaker(mean, 12)
+    assert after > before + 2, (before, after)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +325,13 @@ def test_training_on_the_true_reward_learns_with_a_correlation_of_one(tmp_path):
         (["--run", "SCRIPTED", "--total-timesteps", "500"], "at least one episode"),
         (["--run", "SCRIPTED", "--num-envs", "-1"], "--num-envs must be at least 1"),
         (["--run", "BROKEN"], "not a readable reward"),
+        (["--run", "OTHER_TASK"], f"config.json is of keep_away, reward.safetensors of {TASK}"),
+        (["--run", "OTHER_FORM"], "the reward of cooperative_communication is 'nonsense'"),
+        (["--run", "OTHER_SHAPE"], "layers.1 of (2, 7, 16) and (2, 1, 16) does not fit its 16 inputs"),
+        (["--run", "SCRIPTED", "--demos", "mine.npz"], "--demos is for --true-reward without a --run"),
+        (["--true-reward", "--env-id", TASK, "--demos", "mine.npz"], "mine.npz: no such file"),
+        (["--run", "SCRIPTED", "--policy-lr", "0.1"], "--policy-lr is for the other learner: --rl mack"),
+        (["--run", "SCRIPTED", "--rl", "maac", "--entropy", "0.1"], "--entropy is for the other learner"),
         (["--resume", "nowhere"], "nothing to resume"),
     ],
 )
@@ -235,6 +340,17 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
     shutil.copytree(scripted_run, broken)
     (broken / "reward.safetensors").write_bytes((broken / "reward.safetensors").read_bytes()[:200])
     names = {"EXPERT": env_utils.EXPERTS / TASK, "SCRIPTED": scripted_run, "BROKEN": broken}
+    envs = env_utils.make_envs(TASK, 1)
+    for name in ("OTHER_TASK", "OTHER_FORM", "OTHER_SHAPE"):
+        names[name] = tmp_path / name
+        shutil.copytree(scripted_run, names[name])
+    (names["OTHER_TASK"] / "config.json").write_text('{"args": {"env_id": "keep_away"}}')
+    tensors, header = env_utils._load_tensors(scripted_run / "reward.safetensors", "reward", ("airl_reward",), envs)
+    env_utils.save_reward(
+        names["OTHER_FORM"] / "reward.safetensors", tensors, header | {"reward": "nonsense"}, TASK, envs
+    )
+    tensors["g.layers.1.weight"] = torch.zeros(2, 7, 16)
+    env_utils.save_reward(names["OTHER_SHAPE"] / "reward.safetensors", tensors, header, TASK, envs)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
