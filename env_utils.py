@@ -68,6 +68,9 @@ def exit_on_user_error():
     except (UserError, TaskError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # piped into head, say: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing stdout does not fail, too
+        sys.exit(141)
 
 
 # Environments

@@ -964,9 +964,7 @@ def report(args: Report) -> None:
 
     from reproduce_report import write_report
 
-    torch.set_num_threads(
-        1
-    )  # it counts the parameters of networks, small work in which threads get in each other's way
+    torch.set_num_threads(1)  # it counts the parameters of networks: small work, threads would be in each other's way
     for path in write_report(results_folder(args), ROOT / "results" / "paper.csv"):
         print(path)
 

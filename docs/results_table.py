@@ -1,4 +1,7 @@
-"""The tables of docs/results.md, from results/runs.csv and results/paper.csv: python docs/results_table.py"""
+"""The tables of docs/results.md, and of scores in docs/retrain.md, from results/runs.csv and results/paper.csv:
+
+python docs/results_table.py
+"""
 
 import csv
 from pathlib import Path
@@ -27,12 +30,17 @@ def our_run(stage: str, task: str, algorithm: str, kind: str, demos: str) -> dic
     return next((run for run in RUNS if tuple(run[name] for name in names) == wanted), None)
 
 
+def papers_means(stage: str, task: str) -> dict[tuple[str, str, str, str], float]:
+    """The paper's scores by algorithm (or expert, random), discriminator, number of demonstrations and agent."""
+    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, task)]
+    return {(r["algorithm"], r["discriminator"], r["n_demos"], r["agent"]): float(r["mean"]) for r in rows}
+
+
 def papers_nss(stage: str, task: str, algorithm: str, kind: str, demos: str) -> float:
     """By the paper's own expert and random scores, averaged over the agents that it lists."""
-    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, task)]
-    mean = {(r["algorithm"], r["discriminator"], r["n_demos"], r["agent"]): float(r["mean"]) for r in rows}
+    mean = papers_means(stage, task)
     values = []
-    for agent in sorted({row["agent"] for row in rows}):
+    for agent in sorted({agent for *_, agent in mean}):
         random, expert = (mean[name, "", "", agent] for name in ("random", "expert"))
         values.append((mean[ALGORITHMS[algorithm], kind, demos, agent] - random) / (expert - random))
     return sum(values) / len(values)
@@ -61,5 +69,21 @@ def table(stage: str, correlation: bool = False) -> str:
     return "\n".join(lines)
 
 
+def score_table(stage: str) -> str:
+    """Scores of the tasks in which all agents are paid the same, decentralized, beside the paper's."""
+    counts = ("50", "100", "200")
+    titles = [title for demos in counts for title in (f"{demos} demonstrations", "the paper's")]
+    lines = ["| task, reward of | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for task in ("cooperative_navigation", "cooperative_communication"):
+        for name, title in ALGORITHMS.items():
+            cells = []
+            for demos in counts:
+                run = our_run(stage, task, name, "decentralized", demos)
+                cells.append("" if run is None else number(run["scores"].split(";")[0], 1))
+                cells.append(number(papers_means(stage, task)[title, "decentralized", demos, "all"], 1))
+            lines.append(f"| `{task}`, {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table("imitate"), table("retrain"), table("retrain", correlation=True), sep="\n\n")
+    print(table("imitate"), table("retrain"), table("retrain", correlation=True), score_table("retrain"), sep="\n\n")
