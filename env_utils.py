@@ -709,7 +709,7 @@ class LearnedReward:
             ) from None
         if header["reward"] not in REWARD_FORMS:
             raise UserError(f"the reward of {self.env_id} is {header['reward']!r}; known: {', '.join(REWARD_FORMS)}")
-        self.widest_action = max(header["num_actions"])
+        self.num_actions, self.widest_action = torch.tensor(header["num_actions"]), max(header["num_actions"])
         size = max(header["obs_sizes"]) + (self.widest_action if header["sees_actions"] else 0)
         if not header["decentralized"]:
             size *= len(self.agents)
@@ -729,6 +729,13 @@ class LearnedReward:
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
         """obs [B, agents, widest observation], actions [B, agents] -> rewards float32 [B, agents]."""
         x, actions = torch.as_tensor(obs, dtype=torch.float32), torch.as_tensor(actions)
+        if actions.shape != x.shape[:2] or x.shape[1:] != (len(self.agents), max(self.header["obs_sizes"])):
+            expected = f"[B, {len(self.agents)}, {max(self.header['obs_sizes'])}] and [B, {len(self.agents)}]"
+            raise UserError(f"observations and actions must be {expected}, got {list(x.shape)}, {list(actions.shape)}")
+        outside = (actions < 0) | (actions >= self.num_actions) | (actions != actions.long())
+        if outside.any():
+            agent = self.agents[int(outside.any(0).nonzero()[0])]
+            raise UserError(f"an action of {agent} is none that it has: {actions[outside][0].item()}")
         if self.header["sees_actions"]:
             x = torch.cat([x, F.one_hot(actions.long(), self.widest_action).to(x.dtype)], -1)
         x = x.transpose(0, 1) if self.header["decentralized"] else x.flatten(1)
@@ -747,7 +754,9 @@ def learned_reward(run: str | Path, envs=None) -> LearnedReward:
     path = path / "reward.safetensors" if path.is_dir() else path
     if not path.is_file():
         if path.with_name("policy.safetensors").is_file() or path.with_name("config.json").is_file():
-            without = "an expert, a run of retrain.py, or a run that has not ended, has none"
+            without = (
+                "an expert and a run of retrain.py have none, a run that was cut short has it when --resume ends it"
+            )
             raise UserError(f"{path.parent} has no reward.safetensors: {without}")
         raise UserError(f"{path.parent} is not a run of madaac_discrete.py, mairl_mack.py or magail_mack.py")
     return LearnedReward(*_load_tensors(path, "reward", ("airl_reward", "gail_reward"), envs))
@@ -970,15 +979,18 @@ def check_common_args(args) -> None:
 
 
 class Interrupt:
-    """Ctrl-C asks a training loop to save and stop after its current step; a second one stops it at once."""
+    """Ctrl-C, or a scheduler's SIGTERM, asks a training loop to save and stop after its current step; a second one
+    stops it at once."""
 
     def __init__(self):
         self.requested = False
-        signal.signal(signal.SIGINT, self._request)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._request)
 
     def _request(self, *_) -> None:
         self.requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def stop(self, script: str, run_folder: Path, step: int) -> None:
         print(f"\nstopped at step {step}; go on with: python {script} --resume {run_folder}", file=sys.stderr)

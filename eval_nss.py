@@ -8,6 +8,7 @@ random play, 1 the expert. A score is the task's own return of an episode; the l
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,7 +35,8 @@ class Args:
     json: bool = False
     """print JSON for machines instead of tables"""
     video: str = ""
-    """write a video of expert and learner side by side, from the same initial states, to this .mp4 (one run)"""
+    """write a video of the shipped expert and the learner side by side, both with their most probable actions and from
+    the same initial states, to this .mp4 (one run)"""
 
 
 def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]:
@@ -176,7 +178,8 @@ def main(args: Args) -> None:
     if args.seed < 0:
         raise UserError("--seed must be at least 0")
     if bool(args.policy) == bool(args.runs):
-        raise UserError("name run folders, or --policy random|expert with --env-id")
+        both = ", not both" if args.policy else ""
+        raise UserError(f"name run folders, or --policy random|expert with --env-id{both}")
     if bool(args.policy) != bool(args.env_id):
         raise UserError("--policy random|expert needs --env-id, and --env-id is for --policy only")
     if args.video and (args.policy or len(args.runs) != 1):
@@ -212,6 +215,7 @@ def main(args: Args) -> None:
         title, env_id, players, _, _ = jobs[0]
         side_by_side = {"expert": expert.greedy, "learner": players["greedy"]}
         env_utils.write_video(Path(args.video), env_id, side_by_side, env_utils.EVALUATION_SEED + args.seed)
+        print(f"video: {args.video}", file=sys.stderr)
 
 
 if __name__ == "__main__":

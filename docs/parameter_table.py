@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import madaac_discrete
@@ -38,6 +39,7 @@ def parameters(module, obs_sizes: np.ndarray, num_actions: np.ndarray, kind: str
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # many small networks: threads would wait for one another
     print("| agents | algorithm | discriminators | policies | critics | discriminators | all |")
     print("|---:|---|---|---:|---:|---:|---:|")
     for agents in (8, 12, 16, 24, 32, 48, 64):

@@ -284,6 +284,18 @@ def test_a_recovered_reward_behind_pettingzoos_interface(a_run):
     api_test(parallel_to_aec(env_utils.learned_reward_env(a_run)), num_cycles=60)
 
 
+def test_a_learned_reward_knows_which_actions_there_are(a_run):
+    reward = env_utils.learned_reward(a_run)
+    obs = np.zeros((1, 2, 11), dtype=np.float32)
+    assert reward(obs, [[2, 4]]).shape == (1, 2)
+    for actions in ([[3, 0]], [[0, 5]], [[-1, 0]], [[0.5, 0]]):
+        with pytest.raises(env_utils.UserError, match="is none that it has"):
+            reward(obs, actions)
+    for shapes in ((obs[0], [2, 4]), (obs, [[2, 4]] * 2), (obs[..., :9], [[2, 4]])):
+        with pytest.raises(env_utils.UserError, match=r"must be \[B, 2, 11\] and \[B, 2\]"):
+            reward(*shapes)
+
+
 def test_clients_may_change_what_they_are_given(a_run):
     rewards = []
     for change in (False, True):

@@ -409,14 +409,15 @@ def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
     assert (run_folder / "summary.json").exists()
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(finished, tmp_path):
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupt_saves_and_says_how_to_go_on(finished, tmp_path, asked):
     command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, small(tmp_path))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     for _ in range(1200):
         time.sleep(0.05)
         if list((tmp_path / "runs").glob("*/policy.safetensors")):  # past its first evaluation
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(asked)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     run_folder = next((tmp_path / "runs").iterdir())
