@@ -742,6 +742,10 @@ def source(args: Args) -> tuple[str, str, env_utils.LearnedReward | None]:
         raise UserError(f"{config} is not the config of a run ({error!r})") from None
     if not isinstance(env_id, str) or not env_utils.same_task(env_id, reward.env_id):
         raise UserError(f"{args.run}: config.json is of {env_id}, reward.safetensors of {reward.env_id}")
+    kind = "gail_reward" if "disc_reward" in arguments else "airl_reward"  # an argument of magail_mack.py alone
+    decentralized = arguments.get("discriminator", "decentralized") == "decentralized"
+    if (reward.header["kind"], reward.header["decentralized"]) != (kind, decentralized):
+        raise UserError(f"{args.run}: config.json and reward.safetensors are not of the same run")
     if args.demos and Path(args.demos).resolve() != Path(demos).resolve():
         raise UserError("--demos is for --true-reward without a --run; a run has its demonstrations already")
     return reward.env_id, demos, None if args.true_reward else reward

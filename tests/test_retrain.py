@@ -326,6 +326,7 @@ def test_an_independent_client_learns_from_the_recovered_reward(scripted_run):
         (["--run", "SCRIPTED", "--num-envs", "-1"], "--num-envs must be at least 1"),
         (["--run", "BROKEN"], "not a readable reward"),
         (["--run", "OTHER_TASK"], f"config.json is of keep_away, reward.safetensors of {TASK}"),
+        (["--run", "OTHER_SCRIPT"], "are not of the same run"),
         (["--run", "OTHER_FORM"], "the reward of cooperative_communication is 'nonsense'"),
         (["--run", "OTHER_SHAPE"], "layers.1 of (2, 7, 16) and (2, 1, 16) does not fit its 16 inputs"),
         (["--run", "SCRIPTED", "--demos", "mine.npz"], "--demos is for --true-reward without a --run"),
@@ -341,10 +342,12 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
     (broken / "reward.safetensors").write_bytes((broken / "reward.safetensors").read_bytes()[:200])
     names = {"EXPERT": env_utils.EXPERTS / TASK, "SCRIPTED": scripted_run, "BROKEN": broken}
     envs = env_utils.make_envs(TASK, 1)
-    for name in ("OTHER_TASK", "OTHER_FORM", "OTHER_SHAPE"):
+    for name in ("OTHER_TASK", "OTHER_SCRIPT", "OTHER_FORM", "OTHER_SHAPE"):
         names[name] = tmp_path / name
         shutil.copytree(scripted_run, names[name])
     (names["OTHER_TASK"] / "config.json").write_text('{"args": {"env_id": "keep_away"}}')
+    of_magail = {"args": {"env_id": TASK, "disc_reward": "log_d"}}
+    (names["OTHER_SCRIPT"] / "config.json").write_text(json.dumps(of_magail))
     tensors, header = env_utils._load_tensors(scripted_run / "reward.safetensors", "reward", ("airl_reward",), envs)
     env_utils.save_reward(
         names["OTHER_FORM"] / "reward.safetensors", tensors, header | {"reward": "nonsense"}, TASK, envs
