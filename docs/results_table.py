@@ -23,11 +23,17 @@ def number(value, digits: int = 3) -> str:
     return f"{float(value):.{digits}f}".replace("-", "−")
 
 
-def our_run(stage: str, task: str, algorithm: str, kind: str, demos: str) -> dict | None:
-    """The first row of a cell; there is one seed so far."""
+def our_runs(stage: str, task: str, algorithm: str, kind: str, demos: str) -> list[dict]:
+    """The rows of a cell, one a seed."""
     wanted = (stage, task, algorithm, kind, demos)
     names = ("stage", "task", "algorithm", "discriminator", "n_demos")
-    return next((run for run in RUNS if tuple(run[name] for name in names) == wanted), None)
+    return [run for run in RUNS if tuple(run[name] for name in names) == wanted]
+
+
+def mean(runs: list[dict], column: str, digits: int = 3) -> str:
+    """Over seeds; of a column with a value an agent, the first agent's."""
+    values = [float(run[column].split(";")[0]) for run in runs]
+    return number(sum(values) / len(values), digits)
 
 
 def papers_means(stage: str, task: str) -> dict[tuple[str, str, str, str], float]:
@@ -38,11 +44,11 @@ def papers_means(stage: str, task: str) -> dict[tuple[str, str, str, str], float
 
 def papers_nss(stage: str, task: str, algorithm: str, kind: str, demos: str) -> float:
     """By the paper's own expert and random scores, averaged over the agents that it lists."""
-    mean = papers_means(stage, task)
+    means = papers_means(stage, task)
     values = []
-    for agent in sorted({agent for *_, agent in mean}):
-        random, expert = (mean[name, "", "", agent] for name in ("random", "expert"))
-        values.append((mean[ALGORITHMS[algorithm], kind, demos, agent] - random) / (expert - random))
+    for agent in sorted({agent for *_, agent in means}):
+        random, expert = (means[name, "", "", agent] for name in ("random", "expert"))
+        values.append((means[ALGORITHMS[algorithm], kind, demos, agent] - random) / (expert - random))
     return sum(values) / len(values)
 
 
@@ -53,16 +59,17 @@ def table(stage: str, correlation: bool = False) -> str:
     for kind in ("decentralized", "centralized"):
         for demos in ("50", "100", "200"):
             for task in TASKS:
-                runs = {name: our_run(stage, task, name, kind, demos) for name in ALGORITHMS}
+                runs = {name: our_runs(stage, task, name, kind, demos) for name in ALGORITHMS}
                 if not any(runs.values()):
                     continue
                 cells = []
-                for name, run in runs.items():
+                for name, found in runs.items():
                     if correlation:
-                        cells.append(f"{number(run['pcc'], 2)} → {number(run['nss'], 2)}" if run else "")
+                        cells.append(f"{mean(found, 'pcc', 2)} → {mean(found, 'nss', 2)}" if found else "")
                     else:
-                        other_alpha = " (α)" if run and "alpha" in run["run_id"] else ""
-                        cells.append(number(run["nss"]) + other_alpha if run else "")
+                        marks = ["α"] if any("alpha" in run["run_id"] for run in found) else []
+                        marks += [f"{len(found)} seeds"] if len(found) > 1 else []
+                        cells.append(mean(found, "nss") + (f" ({', '.join(marks)})" if marks else "") if found else "")
                         cells.append(number(papers_nss(stage, task, name, kind, demos)))
                 centralized = ", centralized" if kind == "centralized" else ""
                 lines.append(f"| `{task}`, {demos}{centralized} | " + " | ".join(cells) + " |")
@@ -78,8 +85,8 @@ def score_table(stage: str) -> str:
         for name, title in ALGORITHMS.items():
             cells = []
             for demos in counts:
-                run = our_run(stage, task, name, "decentralized", demos)
-                cells.append("" if run is None else number(run["scores"].split(";")[0], 1))
+                found = our_runs(stage, task, name, "decentralized", demos)
+                cells.append(mean(found, "scores", 1) if found else "")
                 cells.append(number(papers_means(stage, task)[title, "decentralized", demos, "all"], 1))
             lines.append(f"| `{task}`, {title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
