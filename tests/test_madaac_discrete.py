@@ -445,7 +445,7 @@ def test_it_imitates(tmp_path, demos_file, kind):
         (["--demos", "MINE", "--n-demos", "61"], "61 demonstrations asked for"),
         (["--demos", "MINE", "--n-demos", "0"], "--n-demos must be at least 1"),
         (["--demos", "MINE", "--env-id", "simple_speaker_listener"], "another task"),
-        (["--demos", "a_folder"], "no demonstrations at a_folder"),
+        (["--demos", "a_folder"], "/a_folder: no such file"),
         (["--demos", "MINE", "--total-timesteps", "2000"], "at least one episode"),
         (["--demos", "MINE", "--learning-starts", "2000000"], "--learning-starts"),
         (["--demos", "MINE", "--attention-heads", "3"], "--attention-heads"),
