@@ -590,8 +590,8 @@ class SavedPolicy:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         fits = self.num_layers > 0
         for k in range(self.num_layers):
-            _, size_in, size_out = shapes.get(f"weight_{k}", (0, 0, 0))
-            fits &= shapes.get(f"weight_{k}") == (agents, size, size_out) and size == size_in
+            size_out = (0, *shapes.get(f"weight_{k}", ()))[-1]
+            fits &= shapes.get(f"weight_{k}") == (agents, size, size_out)
             fits &= shapes.get(f"bias_{k}") == (agents, 1, size_out)
             size = size_out
         if not fits or size != max(header["num_actions"]):
@@ -715,10 +715,10 @@ class LearnedReward:
             size *= len(self.agents)
         for name, (weight, bias) in zip(names, self.layers):
             # a stack of [in, out] and [1, out], or nn.Linear's [out, in] and [out]
-            stack = (len(self.agents),) if header["decentralized"] else ()
-            size_in, size_out = weight.shape[-2:] if header["decentralized"] else weight.T.shape
-            bias_shape = (*stack, 1, size_out) if header["decentralized"] else (size_out,)
-            if size_in != size or weight.shape[:-2] != stack or bias.shape != bias_shape:
+            size_out = bias.shape[-1] if bias.ndim else 0
+            stack = (len(self.agents), size, size_out), (len(self.agents), 1, size_out)
+            linear = (size_out, size), (size_out,)
+            if (tuple(weight.shape), tuple(bias.shape)) != (stack if header["decentralized"] else linear):
                 shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
                 raise UserError(f"the reward of {self.env_id}: {name} of {shapes} does not fit its {size} inputs")
             size = size_out

@@ -195,12 +195,13 @@ def test_a_video_of_expert_and_learner_from_the_same_initial_states(a_run, tmp_p
         (["BAD_CARD"], "card.json lacks scores of speaker_0, listener_0"),
         (["LIST"], "not the checkpoint of a run"),
         (["NO_BIAS"], "do not fit"),
+        (["FLAT"], "do not fit"),
         (["OTHER_DEMOS"], "is for another task"),
     ],
 )
 def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
     names = ("EMPTY", "FOREIGN", "UNINSTALLED", "NEW", "MISMATCH", "NOT_TEXT", "NO_NAME", "BAD_CARD", "LIST")
-    folders = {name: tmp_path / name for name in (*names, "NO_BIAS", "OTHER_DEMOS")}
+    folders = {name: tmp_path / name for name in (*names, "NO_BIAS", "FLAT", "OTHER_DEMOS")}
     for folder in folders.values():
         folder.mkdir()
     folders["FOREIGN"].joinpath("config.json").write_text('{"learning_rate": 1}')
@@ -212,13 +213,15 @@ def test_a_mistake_ends_in_one_line(arguments, complaint, tmp_path, monkeypatch,
     folders["NOT_TEXT"].joinpath("config.json").write_bytes(b"\xff\xfe{")
     folders["NO_NAME"].joinpath("config.json").write_text('{"args": {"env_id": 5}}')
     folders["BAD_CARD"].joinpath("card.json").write_text(json.dumps({"env_id": TASK}))
-    for name in ("LIST", "NO_BIAS"):
+    for name in ("LIST", "NO_BIAS", "FLAT"):
         shutil.copy(folders["NEW"] / "config.json", folders[name])
     torch.save([1, 2], folders["LIST"] / "checkpoint.pt")
     tensors = dict(env_utils.load_policy(env_utils.EXPERTS / TASK / "policy.safetensors").tensors)
     del tensors["bias_1"]
     envs = env_utils.make_envs(TASK, 1)
     env_utils.save_policy(folders["NO_BIAS"] / "policy.safetensors", tensors, TASK, envs)
+    flat = {"weight_0": torch.zeros(5), "bias_0": torch.zeros(5)}
+    env_utils.save_policy(folders["FLAT"] / "policy.safetensors", flat, TASK, envs)
     demos = str(env_utils.EXPERTS / "keep_away" / "demos.npz")
     folders["OTHER_DEMOS"].joinpath("config.json").write_text(json.dumps({"args": {"env_id": TASK, "demos": demos}}))
     folders["EXPERT"] = env_utils.EXPERTS / TASK
