@@ -111,9 +111,11 @@ class Args:
 
     # Discriminator
     discriminator: Literal["decentralized", "centralized"] = "decentralized"
-    """decentralized: D_i(o_i, a_i), a network an agent; centralized: one network on all observations and actions"""
-    disc_actions: bool = True
-    """let discriminators see actions (the paper leaves open whether the centralized one does)"""
+    """decentralized: D_i(o_i, a_i), a network an agent; centralized: D(o), one network on all observations"""
+    disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """let discriminators see actions also if centralized (decentralized ones do anyway); worse where it was measured"""
+    no_disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
+    """keep actions from discriminators"""
     disc_reward: Literal["log_d", "logit", "softplus", "centered"] = "log_d"
     """log D; log D - log(1 - D); -log(1 - D); or 2 D - 1, which is what the released code computes"""
     disc_lr: float = 0.01
@@ -255,12 +257,13 @@ class JointMLP(nn.Module):
 
 
 class Discriminators(nn.Module):
-    """The logit of D_i, the probability that (o_i, a_i), or all agents' (o, a), is the expert's."""
+    """The logit of D_i, the probability that (o_i, a_i), or all agents' observations, are the expert's."""
 
     def __init__(self, obs_sizes: torch.Tensor, num_actions: torch.Tensor, args: Args):
         super().__init__()
         self.widest_action, self.reward_form = int(num_actions.max()), args.disc_reward
-        self.decentralized, self.sees_actions = args.discriminator == "decentralized", args.disc_actions
+        self.decentralized = args.discriminator == "decentralized"
+        self.sees_actions = (self.decentralized or args.disc_actions) and not args.no_disc_actions
         size_in = int(obs_sizes.max()) + (self.widest_action if self.sees_actions else 0)
         if self.decentralized:
             own_inputs = obs_sizes + (num_actions if self.sees_actions else 0)

@@ -488,10 +488,12 @@ def test_a_discriminator_step_raises_the_experts_logit_and_lowers_the_learners(s
 
 
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
-@pytest.mark.parametrize("sees", [True, False])
+@pytest.mark.parametrize("sees", [None, True, False])
 def test_what_a_magail_discriminator_sees(kind, sees):
     torch.manual_seed(0)
-    disc = magail.make_networks(*SIZES, small_args(magail, discriminator=kind, disc_actions=sees)).discriminators
+    args = small_args(magail, discriminator=kind, disc_actions=sees is True, no_disc_actions=sees is False)
+    disc = magail.make_networks(*SIZES, args).discriminators
+    sees = (kind == "decentralized") if sees is None else sees
     obs, actions, _ = random_transitions()
     before, changed = disc(obs, actions), actions.clone()
     changed[0] = (changed[0] + 1) % 5
