@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -941,13 +941,40 @@ def make_run_folder(runs: str, env_id: str, exp_name: str, seed: int, config: di
     return folder
 
 
-def read_config(run_folder: Path, args_class: type):
-    """The arguments of a run, from its config.json, as an instance of a script's Args."""
+def lengthen_run(run_folder: Path, total_timesteps: int) -> None:
+    """Let --resume go on to a larger number of steps."""
+    path = Path(run_folder) / "config.json"
+    config = json.loads(path.read_text())
+    if config["args"].get("anneal_lr"):
+        raise UserError(f"{run_folder} let its step sizes fall to zero and cannot be made longer")
+    config["args"]["total_timesteps"] = total_timesteps
+    (path.parent / "summary.json").unlink(missing_ok=True)  # it has not ended after all
+    write_json(path, config)
+
+
+def resumed_args(run_folder: Path, given):
+    """The arguments of a run, from its config.json; `given` are those of the command line that asks for --resume.
+
+    A run goes on as it began, so other values are refused, but for the few that do not touch what is learned, and
+    for a larger --total-timesteps, which makes a run longer (also one that has ended).
+    """
     path = Path(run_folder) / "config.json"
     try:
-        return args_class(**json.loads(path.read_text())["args"])
+        args = type(given)(**json.loads(path.read_text())["args"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot resume: {path} is not a config of this script ({error!r})") from None
+    for field in fields(given):
+        wanted, was, flag = getattr(given, field.name), getattr(args, field.name), "--" + field.name.replace("_", "-")
+        if field.name == "resume" or wanted in (field.default, was):
+            continue
+        if field.name in ("torch_threads", "save_every", "track", "capture_video"):
+            setattr(args, field.name, wanted)
+        elif field.name != "total_timesteps" or wanted < was:
+            raise UserError(f"--resume goes on with what {path} says, {flag} {was}; got {flag} {wanted}")
+    if given.total_timesteps > args.total_timesteps:
+        lengthen_run(run_folder, given.total_timesteps)
+        args.total_timesteps = given.total_timesteps
+    return args
 
 
 def check_common_args(args) -> None:

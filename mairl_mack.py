@@ -45,7 +45,8 @@ class Args:
     runs: str = "runs"
     """where run folders go"""
     resume: str = ""
-    """a run folder to go on with; its config.json takes the place of all other arguments"""
+    """a run folder to go on with; its config.json has the other arguments; a larger
+    --total-timesteps makes it longer"""
     save_every: int = 60
     """seconds between checkpoints at the least"""
     log_every: int = 10_000
@@ -578,7 +579,7 @@ def main(args: Args) -> None:
     if args.resume:
         run_folder = Path(args.resume)
         checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
-        args = env_utils.read_config(run_folder, Args)
+        args = env_utils.resumed_args(run_folder, args)
     check_args(args)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)

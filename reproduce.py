@@ -476,11 +476,7 @@ def resume_command(cell: Cell, work: Workspace, folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     steps = episodes_of(cell, work.grid) * EPISODE_LENGTH
     if config["args"]["total_timesteps"] < steps:
-        if config["args"].get("anneal_lr"):
-            raise UserError(f"{cell.run_id} let its step sizes fall to zero and cannot be made longer")
-        (folder / "summary.json").unlink(missing_ok=True)  # it has not ended after all
-        config["args"]["total_timesteps"] = steps
-        env_utils.write_json(folder / "config.json", config)
+        env_utils.lengthen_run(folder, steps)
     script = "retrain.py" if cell.stage == "retrain" else SCRIPTS[cell.algorithm]
     return [sys.executable, str(ROOT / script), "--resume", str(folder)]
 

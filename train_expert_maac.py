@@ -51,7 +51,8 @@ class Args:
     experts: str = str(env_utils.EXPERTS)
     """where the expert, its demonstrations and its card go, in a folder named after the task"""
     resume: str = ""
-    """a run folder to go on with; its config.json takes the place of all other arguments"""
+    """a run folder to go on with; its config.json has the other arguments; a larger
+    --total-timesteps makes it longer"""
     record_only: str = ""
     """skip training: evaluate and record this policy.safetensors (or the folder that has one)"""
 
@@ -485,7 +486,7 @@ def main(args: Args) -> None:
     if args.resume:
         run_folder = Path(args.resume)
         checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
-        args = env_utils.read_config(run_folder, Args)
+        args = env_utils.resumed_args(run_folder, args)
     check_args(args)
     if args.torch_threads:
         torch.set_num_threads(args.torch_threads)

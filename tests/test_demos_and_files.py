@@ -1,8 +1,10 @@
 """Demonstrations, policies, cards and files: what is read back is what was written, and bad files are refused."""
 
+import importlib
 import json
 import os
 import zipfile
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -208,6 +210,37 @@ def test_run_folders_of_the_same_second_differ(tmp_path):
     folders = {env_utils.make_run_folder(tmp_path, "task", "name", 1, {}) for _ in range(5)}
     assert len(folders) == 5
     assert all((folder / "config.json").is_file() for folder in folders)
+
+
+SCRIPTS = ["madaac_discrete", "mairl_mack", "magail_mack", "retrain", "train_expert_maac"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_resumed_run_goes_on_as_it_began(tmp_path, script):
+    new_args = importlib.import_module(script).Args
+    begun = new_args(env_id=TASK, seed=4, gamma=0.9, total_timesteps=1000, torch_threads=1)
+    folder = env_utils.make_run_folder(str(tmp_path), TASK, "x", 4, asdict(begun))
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == begun
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder), seed=4, gamma=0.9)) == begun
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder), torch_threads=2)).torch_threads == 2
+    (folder / "summary.json").write_text("{}")
+    for changes in ({"gamma": 0.8}, {"seed": 5}, {"total_timesteps": 500}, {"total_timesteps": 5000, "seed": 5}):
+        with pytest.raises(UserError, match="goes on with what"):
+            env_utils.resumed_args(folder, new_args(resume=str(folder), **changes))
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == begun, "refused, and yet changed"
+    assert (folder / "summary.json").exists()
+    longer = env_utils.resumed_args(folder, new_args(resume=str(folder), total_timesteps=5000))
+    assert longer == replace(begun, total_timesteps=5000)
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == longer
+    assert not (folder / "summary.json").exists()
+
+
+def test_a_run_whose_step_sizes_fell_to_zero_cannot_be_made_longer(tmp_path):
+    new_args = importlib.import_module("mairl_mack").Args
+    begun = new_args(total_timesteps=1000, anneal_lr=True)
+    folder = env_utils.make_run_folder(str(tmp_path), TASK, "x", 1, asdict(begun))
+    with pytest.raises(UserError, match="fall to zero"):
+        env_utils.resumed_args(folder, new_args(resume=str(folder), total_timesteps=5000))
 
 
 def test_scores_of_a_file_do_not_depend_on_how_many_of_its_episodes_are_used(path, demos):

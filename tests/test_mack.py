@@ -592,6 +592,16 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
         assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
+def test_a_run_made_longer_ends_in_the_same_bits_as_one_that_was_long_from_the_start(finished, tmp_path):
+    script, undisturbed, _ = finished
+    run(script, *small(tmp_path, **{"total-timesteps": 3000}))
+    run_folder = next((tmp_path / "runs").iterdir())
+    run(script, "--resume", run_folder, "--total-timesteps", 6000)
+    assert json.loads((run_folder / "summary.json").read_text())["steps"] == 6000
+    for name in ("policy.safetensors", "reward.safetensors"):
+        assert (run_folder / name).read_bytes() == (undisturbed / name).read_bytes()
+
+
 @BOTH
 def test_value_functions_are_told_the_time_through_episodes_and_rollouts(script, tmp_path, monkeypatch):
     told, plain = [], script.advantages_and_returns
