@@ -92,5 +92,31 @@ def score_table(stage: str) -> str:
     return "\n".join(lines)
 
 
+def large_table() -> str:
+    """Rover Tower, decentralized: scores averaged over agents, beside the paper's."""
+    titles = [title for name in ALGORITHMS.values() for title in (name, "the paper's")]
+    lines = ["| Rover Tower, demonstrations | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for stage, what in (("imitate", "imitation"), ("retrain", "retraining")):
+        for task in ("rover_tower_8", "rover_tower_12", "rover_tower_16"):
+            for demos in ("50", "100", "200"):
+                cells = []
+                for name, title in ALGORITHMS.items():
+                    ours = ""
+                    if found := our_runs(stage, task, name, "decentralized", demos):
+                        scores = [
+                            sum(values := [float(v) for v in r["scores"].split(";")]) / len(values) for r in found
+                        ]
+                        budgets = sorted({int(run["episodes"]) for run in found} - {100_000})
+                        seeds = [f"{len(found)} seeds"] if len(found) > 1 else []
+                        marks = [f"{budget:,} episodes" for budget in budgets] + seeds
+                        ours = number(sum(scores) / len(scores), 1) + (f" ({', '.join(marks)})" if marks else "")
+                    cells += [ours, number(papers_means(stage, task)[title, "decentralized", demos, "mean"], 1)]
+                if any(cells[::2]):
+                    agents = task.removeprefix("rover_tower_")
+                    lines.append(f"| {what}, {agents} agents, {demos} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(table("imitate"), table("retrain"), table("retrain", correlation=True), score_table("retrain"), sep="\n\n")
+    tables = (table("imitate"), table("retrain"), table("retrain", correlation=True), score_table("retrain"))
+    print(*tables, large_table(), sep="\n\n")
