@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import math
 import os
 import pkgutil
 import platform
@@ -937,44 +938,75 @@ def make_run_folder(runs: str, env_id: str, exp_name: str, seed: int, config: di
             continue
         except OSError as error:
             raise UserError(f"cannot write {folder}: {error.strerror}") from None
-    write_json(folder / "config.json", {"args": config, "versions": versions(), "commit": commit()})
+    content = {"args": config, "versions": versions(), "commit": commit()}
+    if config.get("demos"):
+        content["demos_sha256"] = sha256(config["demos"])
+    write_json(folder / "config.json", content)
     return folder
 
 
 def lengthen_run(run_folder: Path, total_timesteps: int) -> None:
-    """Let --resume go on to a larger number of steps."""
+    """Let --resume go on to a larger number of steps; what the shorter run ended with is no longer its result."""
     path = Path(run_folder) / "config.json"
     config = json.loads(path.read_text())
     if config["args"].get("anneal_lr"):
-        raise UserError(f"{run_folder} let its step sizes fall to zero and cannot be made longer")
+        raise UserError(f"{run_folder} lets its step sizes fall to zero and cannot be made longer")
     config["args"]["total_timesteps"] = total_timesteps
-    (path.parent / "summary.json").unlink(missing_ok=True)  # it has not ended after all
+    for name in ("summary.json", "policy.safetensors", "reward.safetensors"):
+        (path.parent / name).unlink(missing_ok=True)
     write_json(path, config)
+
+
+def demos_of_run(config: dict) -> str:
+    """The file of demonstrations that a run was given with --demos, still the same; "" if it has the shipped ones."""
+    demos, digest = config["args"].get("demos", ""), config.get("demos_sha256")
+    if demos and digest and Path(demos).is_file() and sha256(demos) != digest:
+        raise UserError(f"{demos} has changed since the run was begun with it")
+    return demos
 
 
 def resumed_args(run_folder: Path, given):
     """The arguments of a run, from its config.json; `given` are those of the command line that asks for --resume.
 
-    A run goes on as it began, so other values are refused, but for the few that do not touch what is learned, and
-    for a larger --total-timesteps, which makes a run longer (also one that has ended).
+    A run goes on as it began: other values are refused, but for those that do not touch what is learned, for new paths
+    of the same files, and for a larger --total-timesteps, which makes a run longer (also one that has ended).
     """
     path = Path(run_folder) / "config.json"
     try:
-        args = type(given)(**json.loads(path.read_text())["args"])
+        config = json.loads(path.read_text())
+        args = type(given)(**{name: math.inf if value is None else value for name, value in config["args"].items()})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot resume: {path} is not a config of this script ({error!r})") from None
+    typed = {word.split("=")[0].removeprefix("--").replace("-", "_") for word in sys.argv[1:] if word[:2] == "--"}
+    names = {field.name for field in fields(given)}
+    typed |= {name.removeprefix("no_") for name in typed - names}  # --no-capture-video
     for field in fields(given):
-        wanted, was, flag = getattr(given, field.name), getattr(args, field.name), "--" + field.name.replace("_", "-")
-        if field.name == "resume" or wanted in (field.default, was):
+        name, wanted, was = field.name, getattr(given, field.name), getattr(args, field.name)
+        if name in ("run", "demos", "experts") and wanted:
+            wanted = str(Path(wanted).resolve())
+        if name in ("resume", "runs") or wanted == was or (name not in typed and getattr(given, name) == field.default):
             continue
-        if field.name in ("torch_threads", "save_every", "track", "capture_video"):
-            setattr(args, field.name, wanted)
-        elif field.name != "total_timesteps" or wanted < was:
-            raise UserError(f"--resume goes on with what {path} says, {flag} {was}; got {flag} {wanted}")
-    if given.total_timesteps > args.total_timesteps:
-        lengthen_run(run_folder, given.total_timesteps)
-        args.total_timesteps = given.total_timesteps
+        longer = name == "total_timesteps" and wanted > was
+        # That a moved reward or file of demonstrations is still the same is checked by its hash.
+        moved = was and wanted and (name in ("run", "experts") or (name == "demos" and "demos_sha256" in config))
+        if longer or moved or name in ("torch_threads", "save_every", "track", "capture_video"):
+            setattr(args, name, wanted)
+        elif not (name == "env_id" and same_task(wanted, was)):
+            raise UserError(f"--resume goes on with what {path} says, {name} = {was!r}, but {wanted!r} was asked for")
+    if args.total_timesteps > config["args"]["total_timesteps"] and getattr(args, "anneal_lr", False):
+        raise UserError(f"{run_folder} lets its step sizes fall to zero and cannot be made longer")
+    demos_of_run(config | {"args": vars(args)})
     return args
+
+
+def save_resumed_args(run_folder: Path, args) -> None:
+    """Once a run has been read back whole: config.json says from now on what was changed for its second part."""
+    path = Path(run_folder) / "config.json"
+    config = json.loads(path.read_text())
+    if args.total_timesteps > config["args"]["total_timesteps"]:
+        lengthen_run(run_folder, args.total_timesteps)
+    if config["args"] != for_json(vars(args)):
+        write_json(path, config | {"args": vars(args)})
 
 
 def check_common_args(args) -> None:

@@ -56,8 +56,8 @@ def read_run(folder: Path) -> tuple[str, env_utils.SavedPolicy, dict, list[str]]
             env_id = json.loads((folder / "card.json").read_text())["env_id"]
             references = {"expert_folder": folder}
         else:
-            arguments = json.loads(config.read_text())["args"]
-            env_id, references = arguments["env_id"], {"demos_path": arguments.get("demos", "")}
+            content = json.loads(config.read_text())
+            env_id, references = content["args"]["env_id"], {"demos_path": env_utils.demos_of_run(content)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # not JSON or not text, or not ours
         raise UserError(f"{folder / 'card.json' if is_expert else config} is not that of a run ({error!r})") from None
     envs = make_envs(env_id, 1)  # a task that is not installed is told here

@@ -47,8 +47,8 @@ class Args:
     runs: str = "runs"
     """where run folders go"""
     resume: str = ""
-    """a run folder to go on with; its config.json has the other arguments; a larger
-    --total-timesteps makes it longer"""
+    """a run folder to go on with; its config.json has the other arguments, of which few
+    may be changed; a larger --total-timesteps makes it longer"""
     save_every: int = 300
     """seconds between checkpoints at the least"""
     log_every: int = 10_000
@@ -609,6 +609,7 @@ def main(args: Args) -> None:
             buffer.cut(checkpoint["obs"])
             episode_return[:] = 0.0
         env_utils.set_rng_state(checkpoint["rng"])
+        env_utils.save_resumed_args(run_folder, args)
 
     print(f"run folder: {run_folder}")
     interrupt = env_utils.Interrupt()

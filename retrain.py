@@ -50,8 +50,8 @@ class Args:
     runs: str = "runs"
     """where run folders go"""
     resume: str = ""
-    """a run folder of this script to go on with; its config.json has the other arguments; a larger
-    --total-timesteps makes it longer"""
+    """a run folder of this script to go on with; its config.json has the other arguments, of which few
+    may be changed; a larger --total-timesteps makes it longer"""
     save_every: int = 300
     """seconds between checkpoints at the least"""
     log_every: int = 10_000
@@ -737,8 +737,9 @@ def source(args: Args) -> tuple[str, str, env_utils.LearnedReward | None]:
     if not config.is_file():
         raise UserError(f"{args.run} is not a run folder: it has no config.json")
     try:
-        arguments = json.loads(config.read_text())["args"]
-        env_id, demos = arguments["env_id"], arguments.get("demos", "")
+        content = json.loads(config.read_text())
+        arguments, demos = content["args"], env_utils.demos_of_run(content)
+        env_id = arguments["env_id"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # not JSON or not text, or not ours
         raise UserError(f"{config} is not the config of a run ({error!r})") from None
     if not isinstance(env_id, str) or not env_utils.same_task(env_id, reward.env_id):
@@ -828,6 +829,7 @@ def main(args: Args) -> None:
             episode_return[:], age[:] = 0.0, 0.0
             learner.forget_unfinished()
         env_utils.set_rng_state(checkpoint["rng"])
+        env_utils.save_resumed_args(run_folder, args)
 
     print(f"run folder: {run_folder}")
     interrupt = env_utils.Interrupt()

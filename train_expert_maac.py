@@ -51,8 +51,8 @@ class Args:
     experts: str = str(env_utils.EXPERTS)
     """where the expert, its demonstrations and its card go, in a folder named after the task"""
     resume: str = ""
-    """a run folder to go on with; its config.json has the other arguments; a larger
-    --total-timesteps makes it longer"""
+    """a run folder to go on with; its config.json has the other arguments, of which few
+    may be changed; a larger --total-timesteps makes it longer"""
     record_only: str = ""
     """skip training: evaluate and record this policy.safetensors (or the folder that has one)"""
 
@@ -536,6 +536,7 @@ def main(args: Args) -> None:
             env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)
         obs = torch.as_tensor(envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"])), device=device)
         env_utils.set_rng_state(checkpoint["rng"])
+        env_utils.save_resumed_args(run_folder, args)
 
     print(f"run folder: {run_folder}")
     interrupt = env_utils.Interrupt()

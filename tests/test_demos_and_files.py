@@ -216,23 +216,55 @@ SCRIPTS = ["madaac_discrete", "mairl_mack", "magail_mack", "retrain", "train_exp
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_resumed_run_goes_on_as_it_began(tmp_path, script):
+def test_a_resumed_run_goes_on_as_it_began(tmp_path, script, monkeypatch):
     new_args = importlib.import_module(script).Args
     begun = new_args(env_id=TASK, seed=4, gamma=0.9, total_timesteps=1000, torch_threads=1)
     folder = env_utils.make_run_folder(str(tmp_path), TASK, "x", 4, asdict(begun))
     assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == begun
     assert env_utils.resumed_args(folder, new_args(resume=str(folder), seed=4, gamma=0.9)) == begun
     assert env_utils.resumed_args(folder, new_args(resume=str(folder), torch_threads=2)).torch_threads == 2
-    (folder / "summary.json").write_text("{}")
     for changes in ({"gamma": 0.8}, {"seed": 5}, {"total_timesteps": 500}, {"total_timesteps": 5000, "seed": 5}):
         with pytest.raises(UserError, match="goes on with what"):
             env_utils.resumed_args(folder, new_args(resume=str(folder), **changes))
-    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == begun, "refused, and yet changed"
-    assert (folder / "summary.json").exists()
-    longer = env_utils.resumed_args(folder, new_args(resume=str(folder), total_timesteps=5000))
-    assert longer == replace(begun, total_timesteps=5000)
+    typed = ["script.py", "--resume", str(folder), "--gamma", str(new_args.gamma)]  # the default, but not this run's
+    monkeypatch.setattr("sys.argv", typed)
+    with pytest.raises(UserError, match=r"gamma = 0\.9"):
+        env_utils.resumed_args(folder, new_args(resume=str(folder)))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_is_made_longer_when_it_has_been_read_back(tmp_path, script):
+    new_args = importlib.import_module(script).Args
+    begun = new_args(env_id=TASK, total_timesteps=1000)
+    folder = env_utils.make_run_folder(str(tmp_path), TASK, "x", 1, asdict(begun))
+    ended = [folder / name for name in ("summary.json", "policy.safetensors", "reward.safetensors")]
+    for path in ended:
+        path.write_text("{}")
+    longer = env_utils.resumed_args(folder, new_args(resume=str(folder), total_timesteps=5000, torch_threads=1))
+    assert longer == replace(begun, total_timesteps=5000, torch_threads=1)
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == begun, "nothing has been changed yet"
+    assert all(path.exists() for path in ended)
+    env_utils.save_resumed_args(folder, longer)
     assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == longer
-    assert not (folder / "summary.json").exists()
+    assert not any(path.exists() for path in ended), "what the shorter run ended with"
+
+
+def test_demonstrations_of_a_run_may_move_but_not_change(tmp_path, path, monkeypatch):
+    new_args = importlib.import_module("mairl_mack").Args
+    begun = new_args(env_id=TASK, demos=str(path), disc_max_grad_norm=float("inf"))
+    folder = env_utils.make_run_folder(str(tmp_path), TASK, "x", 1, asdict(begun))
+    monkeypatch.chdir(tmp_path)
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder), demos="demos.npz")) == begun
+    path.rename(tmp_path / "moved.npz")
+    moved = env_utils.resumed_args(folder, new_args(resume=str(folder), demos="moved.npz"))
+    assert moved == replace(begun, demos=str(tmp_path / "moved.npz"))
+    env_utils.save_resumed_args(folder, moved)
+    assert env_utils.resumed_args(folder, new_args(resume=str(folder))) == moved
+    rewrite(tmp_path / "moved.npz", rewards=np.zeros((6, 25, 2), np.float32))
+    with pytest.raises(UserError, match="has changed since"):
+        env_utils.resumed_args(folder, new_args(resume=str(folder)))
+    with pytest.raises(UserError, match="has changed since"):
+        env_utils.demos_of_run(json.loads((folder / "config.json").read_text()))
 
 
 def test_a_run_whose_step_sizes_fell_to_zero_cannot_be_made_longer(tmp_path):

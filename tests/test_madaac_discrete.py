@@ -406,7 +406,7 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
     arguments = [*small(tmp_path, demos_file), "--save-every", "0"]
     command = [sys.executable, str(ROOT / "madaac_discrete.py"), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(1200):
+    for _ in range(2400):
         time.sleep(0.05)
         saved = list((tmp_path / "runs").glob("*/checkpoint.pt"))
         if saved and saved[0].stat().st_size > 0 and env_utils.load_checkpoint(saved[0])["step"] > 2000:

@@ -3,6 +3,8 @@
 import csv
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -646,3 +648,13 @@ def test_the_committed_tables_are_those_of_the_committed_rows(tmp_path, monkeypa
     for path in sorted((root / "results/tables").iterdir()):
         if path.name != "index.md":  # it names the figures too
             assert path.read_bytes() == (results / "tables" / path.name).read_bytes(), path.name
+
+
+def test_the_tables_of_the_docs_are_those_of_the_committed_rows():
+    script = env_utils.ROOT / "docs/results_table.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True)
+    pages = [(env_utils.ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in ("results", "retrain")]
+    tables = done.stdout.strip().split("\n\n")
+    assert len(tables) == 5
+    for table in tables:
+        assert any(table in page for page in pages), f"run python docs/results_table.py again: {table[:300]}"

@@ -183,7 +183,7 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
     options = ["--run", scripted_run, *small(tmp_path, learner), "--save-every", 0]
     command = [sys.executable, str(ROOT / "retrain.py"), *map(str, options)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(1200):
+    for _ in range(6000):
         time.sleep(0.02)
         saved = list((tmp_path / "runs").glob("*/checkpoint.pt"))
         if saved and env_utils.load_checkpoint(saved[0])["step"] >= 2000:

@@ -393,7 +393,7 @@ def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
     folder, _, _ = finished
     command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, small(tmp_path)), "--save-every", "0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(1200):
+    for _ in range(2400):
         time.sleep(0.05)
         if list((tmp_path / "runs").glob("*/checkpoint.pt")):
             break
