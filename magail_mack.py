@@ -114,7 +114,7 @@ class Args:
     discriminator: Literal["decentralized", "centralized"] = "decentralized"
     """decentralized: D_i(o_i, a_i), a network an agent; centralized: D(o), one network on all observations"""
     disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
-    """let discriminators see actions also if centralized (decentralized ones do anyway); docs/magail_mack.md compares"""
+    """let discriminators see actions also if centralized (decentralized ones do anyway); see docs/magail_mack.md"""
     no_disc_actions: tyro.conf.FlagCreatePairsOff[bool] = False
     """keep actions from discriminators"""
     disc_reward: Literal["log_d", "logit", "softplus", "centered"] = "log_d"
