@@ -532,11 +532,11 @@ def main(args: Args) -> None:
             module.load_state_dict(checkpoint[name])
         step, best_score, kept_at_step, seconds_before, recent_returns = checkpoint["progress"]
         episode_return, kept = checkpoint["episode_return"], checkpoint["kept"]
-        if kept:  # the file may be newer than the checkpoint
+        env_utils.save_resumed_args(run_folder, args)
+        if kept:  # the file may be newer than the checkpoint, or be gone with the end of a shorter run
             env_utils.save_policy(run_folder / "policy.safetensors", kept, args.env_id, envs)
         obs = torch.as_tensor(envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"])), device=device)
         env_utils.set_rng_state(checkpoint["rng"])
-        env_utils.save_resumed_args(run_folder, args)
 
     print(f"run folder: {run_folder}")
     interrupt = env_utils.Interrupt()

@@ -420,6 +420,14 @@ def test_resume_after_sigkill_ends_in_the_same_bits_as_an_undisturbed_run(finish
         assert (run_folder / name).read_bytes() == (finished[0] / name).read_bytes()
 
 
+def test_a_run_made_longer_ends_in_the_same_bits_as_one_that_was_long_from_the_start(finished, tmp_path, demos_file):
+    run(*small(tmp_path, demos_file, **{"total-timesteps": 3000}))
+    run_folder = next((tmp_path / "runs").iterdir())
+    run("--resume", run_folder, "--total-timesteps", 6000)
+    for name in ("policy.safetensors", "reward.safetensors"):
+        assert (run_folder / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
 def test_it_imitates(tmp_path, demos_file, kind):
     """Short runs must leave random play (NSS 0, within 0.05 over 200 episodes) far behind; broken rewards cannot."""

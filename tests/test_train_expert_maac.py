@@ -409,6 +409,16 @@ def test_resume_after_sigkill_ends_in_the_same_bits(finished, tmp_path):
     assert (run_folder / "summary.json").exists()
 
 
+def test_a_run_made_longer_ends_in_the_same_bits_as_one_that_was_long_from_the_start(finished, tmp_path):
+    folder, _, _ = finished
+    run(*small(tmp_path, **{"total-timesteps": 3000}))
+    run_folder = next((tmp_path / "runs").iterdir())
+    run("--resume", run_folder, "--total-timesteps", 6000)
+    name = "experts/cooperative_communication/policy.safetensors"
+    assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert (run_folder / "policy.safetensors").read_bytes() == (tmp_path / name).read_bytes()
+
+
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_an_interrupt_saves_and_says_how_to_go_on(finished, tmp_path, asked):
     command = [sys.executable, str(ROOT / "train_expert_maac.py"), *map(str, small(tmp_path))]
