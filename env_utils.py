@@ -894,7 +894,7 @@ def set_rng_state(states: list[torch.Tensor]) -> None:
 
 def load_checkpoint(path: Path) -> dict:
     if not Path(path).is_file():
-        raise UserError(f"nothing to resume at {path}: there is no checkpoint")
+        raise UserError(f"nothing to resume: there is no {path} (--resume takes the folder of a run)")
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises many kinds for foreign files
@@ -961,7 +961,7 @@ def demos_of_run(config: dict) -> str:
     """The file of demonstrations that a run was given with --demos, still the same; "" if it has the shipped ones."""
     demos, digest = config["args"].get("demos", ""), config.get("demos_sha256")
     if demos and digest and Path(demos).is_file() and sha256(demos) != digest:
-        raise UserError(f"{demos} has changed since the run was begun with it")
+        raise UserError(f"{demos} is not the file that the run was begun with, or it has changed since")
     return demos
 
 
@@ -969,14 +969,18 @@ def resumed_args(run_folder: Path, given):
     """The arguments of a run, from its config.json; `given` are those of the command line that asks for --resume.
 
     A run goes on as it began: other values are refused, but for those that do not touch what is learned, for new paths
-    of the same files, and for a larger --total-timesteps, which makes a run longer (also one that has ended).
+    of the same files, and for --total-timesteps, which makes a run longer (also one that has ended) or ends it sooner.
     """
     path = Path(run_folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"cannot resume: there is no {path}")
     try:
         config = json.loads(path.read_text())
         args = type(given)(**{name: math.inf if value is None else value for name, value in config["args"].items()})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot resume: {path} is not a config of this script ({error!r})") from None
+        raise UserError(
+            f"cannot resume: {path} is not a config of this script, but of another one or another version ({error!r})"
+        ) from None
     typed = {word.split("=")[0].removeprefix("--").replace("-", "_") for word in sys.argv[1:] if word[:2] == "--"}
     names = {field.name for field in fields(given)}
     typed |= {name.removeprefix("no_") for name in typed - names}  # --no-capture-video
@@ -986,15 +990,21 @@ def resumed_args(run_folder: Path, given):
             wanted = str(Path(wanted).resolve())
         if name in ("resume", "runs") or wanted == was or (name not in typed and getattr(given, name) == field.default):
             continue
-        longer = name == "total_timesteps" and wanted > was
+        if name == "total_timesteps":
+            if wanted and getattr(args, "anneal_lr", False):
+                raise UserError(f"{run_folder} lets its step sizes fall to zero at its end, which cannot be moved")
+            args.total_timesteps = wanted or was
+            continue
         # That a moved reward or file of demonstrations is still the same is checked by its hash.
         moved = was and wanted and (name in ("run", "experts") or (name == "demos" and "demos_sha256" in config))
-        if longer or moved or name in ("torch_threads", "save_every", "track", "capture_video"):
+        judged = name == "eval_episodes" and "eval_every" not in names  # experts are chosen by such episodes
+        if moved or judged or name in ("torch_threads", "save_every", "track", "capture_video"):
             setattr(args, name, wanted)
         elif not (name == "env_id" and same_task(wanted, was)):
-            raise UserError(f"--resume goes on with what {path} says, {name} = {was!r}, but {wanted!r} was asked for")
-    if args.total_timesteps > config["args"]["total_timesteps"] and getattr(args, "anneal_lr", False):
-        raise UserError(f"{run_folder} lets its step sizes fall to zero and cannot be made longer")
+            flag = "--" + name.replace("_", "-")
+            raise UserError(
+                f"--resume goes on with what {path} says: {flag} was {was!r}, and now {wanted!r} was asked for"
+            )
     demos_of_run(config | {"args": vars(args)})
     return args
 
@@ -1089,7 +1099,9 @@ def report_run(run_folder: Path, script: str, args, envs, writer, scores: dict, 
     write_json(run_folder / "summary.json", summary)
     weights = ", ".join(sorted(path.name for path in run_folder.glob("*.safetensors")))
     print(f"written: {run_folder} ({weights}, summary.json)")
-    print(f"next: tensorboard --logdir {run_folder}")
+    print(f"next: tensorboard --logdir {run_folder}\n      python eval_nss.py {run_folder}")
+    if (Path(run_folder) / "reward.safetensors").is_file():
+        print(f"      python retrain.py --run {run_folder}")
     return summary
 
 
