@@ -45,9 +45,9 @@ class Args:
     runs: str = "runs"
     """where run folders go"""
     resume: str = ""
-    """a run folder to go on with; its config.json has the other arguments, which stay as
-    they are. Only these may be new: --torch-threads, --save-every, --track, --capture-video, paths of the same files,
-    and --total-timesteps, to make it longer or end it sooner"""
+    """a run folder to go on with; its config.json has the other arguments, and only these may be
+    new: --torch-threads, --save-every, --track, --capture-video, --eval-episodes, paths of the same files, and
+    --total-timesteps, to make it longer or end it sooner"""
     save_every: int = 60
     """seconds between checkpoints at the least"""
     log_every: int = 10_000

@@ -51,9 +51,9 @@ class Args:
     experts: str = str(env_utils.EXPERTS)
     """where the expert, its demonstrations and its card go, in a folder named after the task"""
     resume: str = ""
-    """a run folder to go on with; its config.json has the other arguments, which stay as
-    they are. Only these may be new: --torch-threads, --save-every, --track, --capture-video, paths of the same files,
-    and --total-timesteps, to make it longer or end it sooner"""
+    """a run folder to go on with; its config.json has the other arguments, and only these may be
+    new: --torch-threads, --save-every, --track, --capture-video, paths of the same files, and
+    --total-timesteps, to make it longer or end it sooner"""
     record_only: str = ""
     """skip training: evaluate and record this policy.safetensors (or the folder that has one)"""
 
