@@ -1,10 +1,12 @@
-"""Demonstrations of other experts on cooperative_communication, for the section on them in docs/mairl_mack.md:
+"""Demonstrations of other experts than the shipped ones, for docs/mairl_mack.md and docs/madaac_discrete.md:
 
     python docs/other_demonstrations.py runs/others
     python mairl_mack.py --env-id cooperative_communication --demos runs/others/scripted.npz
+    python madaac_discrete.py --env-id rover_tower_8 --demos runs/others/rover_tower_8.npz
 
-writes greedy.npz (the shipped expert, other episodes than its file has), drawn.npz (its actions drawn, not the most
-probable ones) and scripted.npz, 200 episodes each, and prints their mean scores.
+writes for cooperative_communication greedy.npz (the shipped expert, other episodes than its file has), drawn.npz (its
+actions drawn, not the most probable ones) and scripted.npz, and for rover_tower_8 rover_tower_8.npz, scripted too;
+200 episodes each. Prints their mean scores.
 """
 
 import sys
@@ -17,16 +19,21 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from env_utils import ROOT, exit_on_user_error, load_policy, make_envs, play_episodes, save_demos
 
-TASK = "cooperative_communication"
-
 
 @dataclass
 class Args:
     folder: tyro.conf.Positional[Path]
-    """where to write the three files"""
+    """where to write the files"""
 
 
-def scripted(obs: np.ndarray) -> np.ndarray:
+def push_along_longer_axis(off: np.ndarray, near: float) -> np.ndarray:
+    """off [..., 2], where to go from here -> actions [...]: rest (if near), +x, -x, +y, -y."""
+    axis = np.abs(off).argmax(-1)
+    along = np.take_along_axis(off, axis[..., None], -1)[..., 0]
+    return np.where(np.abs(along) < near, 0, np.where(along > 0, 1 + 2 * axis, 2 + 2 * axis))
+
+
+def scripted_communication(obs: np.ndarray) -> np.ndarray:
     """obs [B, 2, 11] -> actions [B, 2]: the speaker names the goal, the listener heads for the landmark named.
 
     The listener sees its velocity (2), the landmarks' relative positions (3 x 2) and the message (3). It pushes along
@@ -34,18 +41,34 @@ def scripted(obs: np.ndarray) -> np.ndarray:
     """
     velocity, landmarks, message = obs[:, 1, :2], obs[:, 1, 2:8].reshape(-1, 3, 2), obs[:, 1, 8:11]
     target = landmarks[np.arange(len(obs)), message.argmax(-1)] * (message.max(-1) > 0.5)[:, None]
-    off = target - 0.26 * velocity  # [B, 2]
-    axis = np.abs(off).argmax(-1)
-    off = off[np.arange(len(off)), axis]
-    push = np.where(off > 0, 1 + 2 * axis, 2 + 2 * axis)  # actions: rest, +x, -x, +y, -y
-    return np.stack([obs[:, 0, :3].argmax(-1), np.where(np.abs(off) < 0.03, 0, push)], -1)
+    listener = push_along_longer_axis(target - 0.26 * velocity, near=0.03)
+    return np.stack([obs[:, 0, :3].argmax(-1), listener], -1)
+
+
+def scripted_rover_tower(obs: np.ndarray) -> np.ndarray:
+    """obs [B, agents, widest] -> actions [B, agents]: a tower names the push its rover needs, a rover pushes as told.
+
+    With p pairs, a rover sees its tower's one-hot (p), the message (5), its position and velocity (2 + 2), a tower its
+    rover's one-hot (p), the rover's position (2) and the goal (2).
+    """
+    pairs = obs.shape[1] // 2
+    message, tower = obs[:, :pairs, pairs : pairs + 5], obs[:, pairs:, pairs:]
+    heard = message.argmax(-1)  # 0, rest, as long as nothing was said
+    said = push_along_longer_axis(tower[..., 2:4] - tower[..., :2], near=0.05)
+    return np.concatenate([heard, said], 1)
 
 
 def main(args: Args) -> None:
-    expert = load_policy(ROOT / "experts" / TASK / "policy.safetensors", make_envs(TASK, 1))
+    communication, rovers = "cooperative_communication", "rover_tower_8"
+    expert = load_policy(ROOT / "experts" / communication / "policy.safetensors", make_envs(communication, 1))
     args.folder.mkdir(parents=True, exist_ok=True)
-    for name, act in (("greedy", expert.greedy), ("drawn", expert.stochastic(7)), ("scripted", scripted)):
-        returns, demos = play_episodes(TASK, act, 200, seed=777, record=True)
+    for name, task, act in (
+        ("greedy", communication, expert.greedy),
+        ("drawn", communication, expert.stochastic(7)),
+        ("scripted", communication, scripted_communication),
+        (rovers, rovers, scripted_rover_tower),
+    ):
+        returns, demos = play_episodes(task, act, 200, seed=777, record=True)
         save_demos(args.folder / f"{name}.npz", demos)
         print(f"{args.folder / name}.npz: {returns.mean():.1f}")
 
