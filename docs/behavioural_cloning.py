@@ -5,7 +5,7 @@
 One network an agent (two hidden layers, as everywhere here) learns to predict the expert's action from the agent's own
 observation; nothing is played while it learns. NSS over 500 fresh episodes, stochastic / greedy, after a fixed number
 of steps (2,000 was the best of 200, 500, 1,000 and 2,000 on other episodes), and the share of the expert's actions in
-demonstrations that were not learned from which the clone would take too: how regular this expert is.
+up to 100 demonstrations that were not learned from which the clone would take too.
 """
 
 import sys
@@ -22,6 +22,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import env_utils
 from env_utils import (
+    UserError,
     exit_on_user_error,
     load_demos,
     make_envs,
@@ -93,6 +94,10 @@ def clone(env_id: str, n_demos: int, seed: int, args: Args) -> tuple[str, str]:
 
 
 def main(args: Args) -> None:
+    if not (args.env_id and args.n_demos and args.seeds):
+        raise UserError("--env-id, --n-demos and --seeds need at least one value each")
+    if args.steps < 1 or args.batch_size < 1:
+        raise UserError(f"--steps {args.steps} and --batch-size {args.batch_size} must be at least 1")
     torch.set_num_threads(1)
     seeds = ", ".join(map(str, args.seeds))
     print(f"| task | demonstrations | NSS of seeds {seeds} | unseen actions predicted |\n|---|---:|---:|---:|")

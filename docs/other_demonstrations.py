@@ -2,11 +2,11 @@
 
     python docs/other_demonstrations.py runs/others
     python mairl_mack.py --env-id cooperative_communication --demos runs/others/scripted.npz
-    python madaac_discrete.py --env-id rover_tower_8 --demos runs/others/rover_tower_8.npz
+    python madaac_discrete.py --env-id rover_tower_8 --demos runs/others/scripted_rover_tower_8.npz
 
 writes for cooperative_communication greedy.npz (the shipped expert, other episodes than its file has), drawn.npz (its
-actions drawn, not the most probable ones) and scripted.npz, and for rover_tower_8 rover_tower_8.npz, scripted too;
-200 episodes each. Prints their mean scores.
+actions drawn, not the most probable ones) and scripted.npz, and for rover_tower_8 scripted_rover_tower_8.npz; 200
+episodes each. Prints their mean scores.
 """
 
 import sys
@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from env_utils import ROOT, exit_on_user_error, load_policy, make_envs, play_episodes, save_demos
+from env_utils import ROOT, exit_on_user_error, load_policy, make_envs, play_episodes, require_writable, save_demos
 
 
 @dataclass
@@ -61,12 +61,12 @@ def scripted_rover_tower(obs: np.ndarray) -> np.ndarray:
 def main(args: Args) -> None:
     communication, rovers = "cooperative_communication", "rover_tower_8"
     expert = load_policy(ROOT / "experts" / communication / "policy.safetensors", make_envs(communication, 1))
-    args.folder.mkdir(parents=True, exist_ok=True)
+    require_writable(args.folder)
     for name, task, act in (
         ("greedy", communication, expert.greedy),
         ("drawn", communication, expert.stochastic(7)),
         ("scripted", communication, scripted_communication),
-        (rovers, rovers, scripted_rover_tower),
+        ("scripted_rover_tower_8", rovers, scripted_rover_tower),
     ):
         returns, demos = play_episodes(task, act, 200, seed=777, record=True)
         save_demos(args.folder / f"{name}.npz", demos)
