@@ -32,6 +32,9 @@ class Args:
     """evaluate uniformly random play, or the shipped expert, of --env-id"""
     env_id: str = ""
     """the task of --policy"""
+    among_experts: bool = False
+    """also put each agent alone among experts: all others play the shipped expert's most probable actions, so that an
+    agent's score is its own doing, also where agents compete"""
     json: bool = False
     """print JSON for machines instead of tables"""
     video: str = ""
@@ -114,6 +117,23 @@ def nss_with_interval(returns: np.ndarray, references: dict) -> dict:
     }
 
 
+def paired_nss(returns: np.ndarray, expert: np.ndarray, random: np.ndarray) -> dict:
+    """NSS as above where all three played from the same initial states; each [episodes, agents].
+
+    With a, e and r the three returns of an episode, NSS = mean(a - r) / mean(e - r), and to first order its error is
+    that of the mean of ((a - r) - NSS (e - r)) / mean(e - r): what an episode does to all three cancels.
+    """
+    gap = (expert - random).mean(0)
+    gap = np.where(gap == 0, np.nan, gap)
+    nss = (returns - random).mean(0) / gap
+    errors = (returns - random - nss * (expert - random)) / gap  # [episodes, agents]
+    found = {"nss": nss, "interval": mean_and_interval(errors)[1], "mean": float("nan"), "mean_interval": float("nan")}
+    if (known := ~np.isnan(nss)).any():
+        found["mean"] = float(nss[known].mean())
+        found["mean_interval"] = float(mean_and_interval(errors[:, known].mean(1, keepdims=True))[1][0])
+    return found
+
+
 def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None = None) -> tuple[dict, dict]:
     """Scores of expert and random play with their intervals, and of how many episodes they are."""
     if demos_path:
@@ -130,24 +150,62 @@ def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None 
 def evaluate(env_id: str, players: dict, references_from: dict, args: Args) -> dict:
     """Scores and NSS of each player, a name and a policy for `play_episodes`."""
     references, reference_episodes = references_of(env_id, **references_from)
+    found = described(env_id, args, references, reference_episodes)
+    for name, act in players.items():
+        returns = play_episodes(env_id, act, args.episodes, seed=env_utils.EVALUATION_SEED + args.seed)[0]
+        found[name] = described_player(returns, nss_with_interval(returns, references))
+    return found
+
+
+def among_experts(env_id: str, players: dict, references_from: dict, args: Args) -> dict:
+    """As `evaluate`, but an agent at a time: it acts as the player, the expert or at random, all others as the expert.
+
+    All episodes start from the same states, so that players and references are compared in pairs.
+    """
+    envs = make_envs(env_id, 1)
+    folder = references_from.get("expert_folder") or env_utils.EXPERTS / env_id
+    expert = load_policy(folder / "policy.safetensors", envs).greedy
+    seed = env_utils.EVALUATION_SEED + args.seed
+
+    def alone(i: int, act):
+        is_alone = np.arange(len(envs.agents)) == i
+        return lambda obs: np.where(is_alone, act(obs), expert(obs))
+
+    def play_alone(act) -> np.ndarray:  # returns [episodes, agents], each agent's of episodes of its own
+        plays = [play_episodes(env_id, alone(i, act), args.episodes, seed)[0] for i in range(len(envs.agents))]
+        return np.stack([returns[:, i] for i, returns in enumerate(plays)], axis=1)
+
+    returns = {
+        "expert": play_episodes(env_id, expert, args.episodes, seed)[0],
+        "random": play_alone(env_utils.random_actions(envs.num_actions, args.seed)),
+    }
+    references = {name: mean_and_interval(values) for name, values in returns.items()}
+    found = described(env_id, args, references, dict.fromkeys(returns, args.episodes))
+    for name, act in players.items():
+        played = play_alone(act)
+        found[name] = described_player(played, paired_nss(played, **returns))
+    return found
+
+
+def described(env_id: str, args: Args, references: dict, reference_episodes: dict) -> dict:
     agents = list(make_envs(env_id, 1).agents)
     found = {"env_id": env_id, "episodes": args.episodes, "reference_episodes": reference_episodes, "agents": agents}
     found["too_close"] = env_utils.too_close(agents, references) if reference_episodes["expert"] else []
     for name, (mean, half) in references.items():
         found[name] = {"score": mean.tolist(), "interval_95": half.tolist()}
-    for name, act in players.items():
-        returns = play_episodes(env_id, act, args.episodes, seed=env_utils.EVALUATION_SEED + args.seed)[0]
-        mean, half = mean_and_interval(returns)
-        nss = nss_with_interval(returns, references)
-        found[name] = {
-            "score": mean.tolist(),
-            "interval_95": half.tolist(),
-            "nss": nss["nss"].tolist(),
-            "nss_interval_95": nss["interval"].tolist(),
-            "nss_mean": nss["mean"],
-            "nss_mean_interval_95": nss["mean_interval"],
-        }
     return found
+
+
+def described_player(returns: np.ndarray, nss: dict) -> dict:
+    mean, half = mean_and_interval(returns)
+    return {
+        "score": mean.tolist(),
+        "interval_95": half.tolist(),
+        "nss": nss["nss"].tolist(),
+        "nss_interval_95": nss["interval"].tolist(),
+        "nss_mean": nss["mean"],
+        "nss_mean_interval_95": nss["mean_interval"],
+    }
 
 
 def with_interval(mean: float, half: float, digits: int) -> str:
@@ -196,6 +254,14 @@ def main(args: Args) -> None:
         env_id, policy, references, remarks = read_run(Path(name))
         players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
         jobs.append((str(name), env_id, players, references, remarks))
+    if args.among_experts:
+        for title, env_id, _, references, _ in jobs:
+            if demos := references.get("demos_path"):
+                who = f"{title} learned from {demos}"
+                raise UserError(
+                    f"--among-experts plays beside the shipped expert, and {who}, whose expert is not known"
+                )
+            env_utils.load_card(env_id, references.get("expert_folder"))  # says how to make one if there is none
     if args.video:
         envs = make_envs(jobs[0][1], 1)
         env_utils.require_can_draw(envs, "--video")
@@ -207,8 +273,15 @@ def main(args: Args) -> None:
         results.append({"run": title, "remarks": remarks, **found})
         if not args.json:
             print_table(title, found, list(players))
+        if args.among_experts:
+            results[-1]["among_experts"] = alone = among_experts(env_id, players, references, args)
+            if not args.json:
+                print_table(f"{title}: each agent alone among experts", alone, list(players))
+        if not args.json:
             for remark in remarks:
                 print(f"note: {remark}")
+            if found["too_close"] and not args.among_experts:
+                print("note: --among-experts compares agents with the same company; helps where they compete")
     if args.json:
         print(json.dumps(env_utils.for_json(results), indent=2))
     if args.video:

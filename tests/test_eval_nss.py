@@ -86,6 +86,61 @@ def test_the_interval_of_the_mean_over_agents_takes_them_as_dependent():
     assert found["mean_interval"] == pytest.approx(1.96 * simulated.std(), rel=0.03)
 
 
+def test_paired_nss_and_its_interval_equal_a_bootstrap_over_episodes():
+    rng = np.random.default_rng(0)
+    layout = rng.normal(size=(300, 1)) * 4  # what an episode does to all three
+    random, expert, learner = (layout + rng.normal([a, b], 1.0, size=(300, 2)) for a, b in ((0, 5), (10, 0), (7, 1)))
+    found = eval_nss.paired_nss(learner, expert, random)
+    rows = rng.integers(300, size=(20_000, 300))
+    a, e, r = (returns[rows].mean(1) for returns in (learner, expert, random))  # [20,000, agents]
+    assert found["nss"] == pytest.approx((learner.mean(0) - random.mean(0)) / (expert.mean(0) - random.mean(0)))
+    assert found["nss"] == pytest.approx([0.7, 0.8], abs=0.03)
+    drawn = (a - r) / (e - r)
+    assert found["interval"] == pytest.approx(1.96 * drawn.std(0), rel=0.05)
+    assert found["mean"] == pytest.approx(found["nss"].mean())
+    assert found["mean_interval"] == pytest.approx(1.96 * drawn.mean(1).std(), rel=0.05)
+    unknown = eval_nss.paired_nss(learner, random, random)
+    assert np.isnan(unknown["nss"]).all() and np.isnan(unknown["mean"])
+
+
+def test_among_experts_an_agent_is_scored_with_the_company_of_the_expert():
+    """The scores of the learner are those of mixed play, an agent at a time; the expert's own are 1 exactly."""
+    folder = env_utils.EXPERTS / "simple_tag"
+    args = eval_nss.Args(episodes=60)
+    policy = env_utils.load_policy(folder / "policy.safetensors")
+    players = {"again": policy.greedy, "still": lambda obs: np.zeros(obs.shape[:2], dtype=np.int64)}
+    found = eval_nss.among_experts("simple_tag", players, {}, args)
+    assert found["again"]["nss"] == [1.0] * 4 and found["again"]["nss_interval_95"] == [0.0] * 4
+    for i in range(4):
+
+        def act(obs, i=i):
+            actions = policy.greedy(obs)
+            actions[:, i] = 0
+            return actions
+
+        returns = env_utils.play_episodes("simple_tag", act, 60, env_utils.EVALUATION_SEED)[0][:, i]
+        assert found["still"]["score"][i] == returns.mean()
+    prey, predators = found["still"]["nss"][3], found["still"]["score"][:3]
+    assert prey < 0.9 and len(set(predators)) == 3  # each missing predator is missed by itself
+
+
+def test_among_experts_by_the_command_line(tmp_path):
+    folder = env_utils.EXPERTS / TASK
+    found = nss_of(folder, "--among-experts", "--episodes", 20)[0]
+    assert found["among_experts"]["greedy"]["nss_mean"] == 1.0
+    assert evaluate(folder, "--among-experts", "--episodes", 20).stdout.count("alone among experts") == 1
+    learned = tmp_path / "run"
+    learned.mkdir()
+    demos = tmp_path / "mine.npz"
+    shutil.copy(folder / "demos.npz", demos)
+    shutil.copy(folder / "policy.safetensors", learned)
+    config = {"args": {"env_id": TASK, "demos": str(demos)}, "demos_sha256": env_utils.sha256(demos)}
+    (learned / "config.json").write_text(json.dumps(config))
+    refused = evaluate(learned, "--among-experts")
+    assert refused.returncode != 0 and "whose expert is not known" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
 def test_an_agent_without_a_gap_has_no_nss_and_the_rest_have(tmp_path):
     references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.1)), "random": (np.array([1.0, 0.0]), np.full(2, 0.1))}
     found = eval_nss.nss_with_interval(np.array([[1.0, 2.0], [1.0, 3.0]]), references)
