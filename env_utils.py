@@ -1015,6 +1015,9 @@ def save_resumed_args(run_folder: Path, args) -> None:
     config = json.loads(path.read_text())
     if args.total_timesteps > config["args"]["total_timesteps"]:
         lengthen_run(run_folder, args.total_timesteps)
+    elif (Path(run_folder) / "summary.json").is_file():
+        steps = config["args"]["total_timesteps"]
+        print(f"{run_folder} has ended: it is evaluated again (--total-timesteps, now {steps}, makes it longer)")
     if config["args"] != for_json(vars(args)):
         write_json(path, config | {"args": vars(args)})
 

@@ -603,6 +603,8 @@ def test_a_run_made_longer_ends_in_the_same_bits_as_one_that_was_long_from_the_s
     (run_folder / "summary.json").unlink()
     run(script, "--resume", run_folder, "--total-timesteps", 4000)  # ended sooner: at once, where it is
     assert json.loads((run_folder / "summary.json").read_text())["steps"] == 6000
+    again = subprocess.run(command(script, "--resume", run_folder), capture_output=True, text=True)
+    assert again.returncode == 0 and "has ended: it is evaluated again" in again.stdout
     refused = subprocess.run(command(script, "--resume", run_folder, "--num-envs", 40), capture_output=True, text=True)
     assert refused.returncode == 2 and "--num-envs was 20" in refused.stderr, "typed, though it is the default"
 
