@@ -636,7 +636,8 @@ def plan(args: Plan) -> None:
     print(f"{'run':<78}{'episodes':>10}  {'time':>8}")
     for cell in todo:
         seconds = estimated_seconds(cell, args, speeds)
-        print(f"{cell.run_id:<78}{episodes_of(cell, args):>10,}  {hours(seconds) if seconds else '?':>8}")
+        again = "  again, for its reward" if work.has_row(cell) else ""
+        print(f"{cell.run_id:<78}{episodes_of(cell, args):>10,}  {hours(seconds) if seconds else '?':>8}{again}")
     print(f"\n{len(cells)} runs chosen, {sum(map(work.has_row, cells))} done, {len(todo)} to run")
     print(f"time with {args.workers} at once: {time_left(todo, args, work.rows, args.workers)}")
 

@@ -197,6 +197,27 @@ def test_the_documented_commands_can_be_planned_from_the_committed_rows():
         assert set(cells) <= {*missing, *done} and done, options
 
 
+def test_plan_says_which_imitations_are_run_again_for_their_rewards(tmp_path, capsys):
+    """A clone has the committed rows, and no run folders to take a reward from."""
+    choice = {"tasks": "cooperative_communication", "algorithms": "mairl", "n_demos": "50", "stages": "retrain"}
+    choice |= {
+        "results": str(ROOT / "results"),
+        "runs": str(tmp_path),
+        "seeds": "2-3",
+        "discriminators": "decentralized",
+    }
+    row = "cooperative_communication__mairl__decentralized__50__2"
+    rows = reproduce.read_rows(ROOT / "results" / "runs.csv")
+    assert f"imitate__{row}" in rows and f"retrain__{row}" in rows
+    reproduce.plan(reproduce.Plan(**choice))
+    assert "again" not in capsys.readouterr().out, "it has both rows: nothing is to be run"
+    del rows[f"retrain__{row}"]
+    reproduce.write_csv(tmp_path / "results" / "runs.csv", reproduce.COLUMNS, list(rows.values()))
+    reproduce.plan(reproduce.Plan(**choice | {"results": str(tmp_path / "results")}))
+    marked = [line for line in capsys.readouterr().out.splitlines() if line.endswith("again, for its reward")]
+    assert len(marked) == 1 and marked[0].startswith(f"imitate__{row}")
+
+
 # Running it, with stubs
 
 
