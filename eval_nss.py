@@ -33,8 +33,9 @@ class Args:
     env_id: str = ""
     """the task of --policy"""
     among_experts: bool = False
-    """also put each agent alone among experts: all others play the shipped expert's most probable actions, so that an
-    agent's score is its own doing, also where agents compete"""
+    """also put each agent alone among experts: all others play the most probable actions of the expert whose
+    demonstrations were learned from, so that agents are compared in the same company, also where they compete (three or
+    more plays of the episodes for every agent; needs the expert's own folder, not just a file of demonstrations)"""
     json: bool = False
     """print JSON for machines instead of tables"""
     video: str = ""
@@ -147,6 +148,21 @@ def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None 
     return env_utils.references_with_intervals(env_id, demos_path, expert_folder), episodes
 
 
+def expert_of(env_id: str, demos_path: str = "", expert_folder: Path | None = None) -> env_utils.SavedPolicy:
+    """The policy behind the demonstrations: the shipped one, or one in a folder as train_expert_maac.py writes it."""
+    if demos_path:
+        expert_folder = Path(demos_path).parent
+        known = (expert_folder / "card.json").is_file()
+        digests = env_utils.load_card(env_id, expert_folder).get("sha256", {}) if known else {}
+        if digests.get("demos.npz") != env_utils.sha256(demos_path):
+            raise UserError(
+                f"--among-experts plays beside the expert, and {demos_path} has none: no card.json beside it"
+            )
+    else:
+        env_utils.load_card(env_id, expert_folder)  # says how to make one if there is none
+    return load_policy((expert_folder or env_utils.EXPERTS / env_id) / "policy.safetensors", make_envs(env_id, 1))
+
+
 def evaluate(env_id: str, players: dict, references_from: dict, args: Args) -> dict:
     """Scores and NSS of each player, a name and a policy for `play_episodes`."""
     references, reference_episodes = references_of(env_id, **references_from)
@@ -163,8 +179,7 @@ def among_experts(env_id: str, players: dict, references_from: dict, args: Args)
     All episodes start from the same states, so that players and references are compared in pairs.
     """
     envs = make_envs(env_id, 1)
-    folder = references_from.get("expert_folder") or env_utils.EXPERTS / env_id
-    expert = load_policy(folder / "policy.safetensors", envs).greedy
+    expert = expert_of(env_id, **references_from).greedy
     seed = env_utils.EVALUATION_SEED + args.seed
 
     def alone(i: int, act):
@@ -181,6 +196,8 @@ def among_experts(env_id: str, players: dict, references_from: dict, args: Args)
     }
     references = {name: mean_and_interval(values) for name, values in returns.items()}
     found = described(env_id, args, references, dict.fromkeys(returns, args.episodes))
+    gap, half = mean_and_interval(returns["expert"] - returns["random"])
+    found["too_close"] = [agent for agent, is_close in zip(envs.agents, np.abs(gap) <= 3 * half) if is_close]
     for name, act in players.items():
         played = play_alone(act)
         found[name] = described_player(played, paired_nss(played, **returns))
@@ -198,9 +215,12 @@ def described(env_id: str, args: Args, references: dict, reference_episodes: dic
 
 def described_player(returns: np.ndarray, nss: dict) -> dict:
     mean, half = mean_and_interval(returns)
+    over_agents, over_agents_half = mean_and_interval(returns.mean(1, keepdims=True))
     return {
         "score": mean.tolist(),
         "interval_95": half.tolist(),
+        "score_mean": float(over_agents[0]),
+        "score_mean_interval_95": float(over_agents_half[0]),
         "nss": nss["nss"].tolist(),
         "nss_interval_95": nss["interval"].tolist(),
         "nss_mean": nss["mean"],
@@ -224,7 +244,8 @@ def print_table(title: str, found: dict, players: list[str]) -> None:
         cells = [with_interval(found[name]["score"][i], found[name]["interval_95"][i], 2) for name in columns]
         cells += [with_interval(found[name]["nss"][i], found[name]["nss_interval_95"][i], 3) for name in players]
         print("".join(f"{cell:>{width}}" for cell in (agent, *cells)))
-    means = [f"{np.mean(found[name]['score']):.2f}".replace("nan", "-") for name in columns]
+    means = [f"{np.mean(found[name]['score']):.2f}".replace("nan", "-") for name in ("random", "expert")]
+    means += [with_interval(found[name]["score_mean"], found[name]["score_mean_interval_95"], 2) for name in players]
     means += [with_interval(found[name]["nss_mean"], found[name]["nss_mean_interval_95"], 3) for name in players]
     print("".join(f"{cell:>{width}}" for cell in ("mean", *means)))
     env_utils.warn_of_too_close(found["too_close"])
@@ -255,13 +276,8 @@ def main(args: Args) -> None:
         players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
         jobs.append((str(name), env_id, players, references, remarks))
     if args.among_experts:
-        for title, env_id, _, references, _ in jobs:
-            if demos := references.get("demos_path"):
-                who = f"{title} learned from {demos}"
-                raise UserError(
-                    f"--among-experts plays beside the shipped expert, and {who}, whose expert is not known"
-                )
-            env_utils.load_card(env_id, references.get("expert_folder"))  # says how to make one if there is none
+        for _, env_id, _, references, _ in jobs:
+            expert_of(env_id, **references)  # what is missing is told before anything is played
     if args.video:
         envs = make_envs(jobs[0][1], 1)
         env_utils.require_can_draw(envs, "--video")
@@ -280,8 +296,9 @@ def main(args: Args) -> None:
         if not args.json:
             for remark in remarks:
                 print(f"note: {remark}")
-            if found["too_close"] and not args.among_experts:
-                print("note: --among-experts compares agents with the same company; helps where they compete")
+            below = np.asarray(found["expert"]["score"]) < np.asarray(found["random"]["score"])  # not so for nan
+            if (found["too_close"] or below.any()) and not args.among_experts:
+                print("note: where agents compete, --among-experts compares each of them in the expert's company")
     if args.json:
         print(json.dumps(env_utils.for_json(results), indent=2))
     if args.video:

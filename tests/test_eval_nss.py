@@ -131,14 +131,33 @@ def test_among_experts_by_the_command_line(tmp_path):
     assert evaluate(folder, "--among-experts", "--episodes", 20).stdout.count("alone among experts") == 1
     learned = tmp_path / "run"
     learned.mkdir()
-    demos = tmp_path / "mine.npz"
-    shutil.copy(folder / "demos.npz", demos)
     shutil.copy(folder / "policy.safetensors", learned)
-    config = {"args": {"env_id": TASK, "demos": str(demos)}, "demos_sha256": env_utils.sha256(demos)}
-    (learned / "config.json").write_text(json.dumps(config))
-    refused = evaluate(learned, "--among-experts")
-    assert refused.returncode != 0 and "whose expert is not known" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    for demos, is_known in ((tmp_path / "mine.npz", False), (folder / "demos.npz", True)):
+        if not is_known:
+            shutil.copy(folder / "demos.npz", demos)
+        config = {"args": {"env_id": TASK, "demos": str(demos)}, "demos_sha256": env_utils.sha256(demos)}
+        (learned / "config.json").write_text(json.dumps(config))
+        done = evaluate(learned, "--among-experts", "--episodes", 20)
+        assert (done.returncode == 0) == is_known and "Traceback" not in done.stderr
+        assert ("no card.json beside it" in done.stderr) != is_known
+        assert not done.stdout or is_known, "told before anything is played"
+
+
+def test_agents_are_too_close_among_experts_by_paired_differences():
+    """The pusher of Keep Away: 4 points better than random pushing, in returns that vary by 20 over initial states."""
+    random = env_utils.random_actions(env_utils.make_envs("keep_away", 1).num_actions, 5)
+    found = eval_nss.among_experts("keep_away", {"played": random}, {}, eval_nss.Args(episodes=300))
+    assert found["too_close"] == []
+    unpaired = {name: tuple(map(np.array, found[name].values())) for name in ("expert", "random")}
+    assert env_utils.too_close(found["agents"], unpaired) == ["pusher_0"]
+    assert abs(found["played"]["nss"][0]) < 2 * found["played"]["nss_interval_95"][0]
+
+
+def test_an_expert_below_random_play_is_told_of():
+    """Keep Away's pusher is paid less by the expert's reacher than by a random one."""
+    note = "note: where agents compete"
+    assert note in evaluate("--policy", "expert", "--env-id", "keep_away", "--episodes", 5).stdout
+    assert note not in evaluate("--policy", "expert", "--env-id", TASK, "--episodes", 5).stdout
 
 
 def test_an_agent_without_a_gap_has_no_nss_and_the_rest_have(tmp_path):
