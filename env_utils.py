@@ -527,7 +527,8 @@ def random_scores(env_id: str) -> np.ndarray:
 def reference_scores(env_id: str, demos_path: str = "") -> dict[str, np.ndarray]:
     """ "expert" and "random": score_E and score_R of NSS, per agent. Warns of agents that NSS cannot judge."""
     references = references_with_intervals(env_id, demos_path)
-    warn_of_too_close(too_close(list(make_envs(env_id, 1).agents), references))
+    agents = list(make_envs(env_id, 1).agents)
+    warn_of_references(too_close(agents, references), below_random(agents, references))
     return {name: mean for name, (mean, _) in references.items()}
 
 
@@ -538,9 +539,16 @@ def too_close(agents: list[str], references: dict[str, tuple[np.ndarray, np.ndar
     return [agent for agent, is_apart in zip(agents, apart & (expert != random)) if not is_apart]
 
 
-def warn_of_too_close(agents: list[str]) -> None:
-    for agent in agents:
+def below_random(agents: list[str], references: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[str]:
+    """Agents whose expert scores less than random play, among random opponents: a better agent has the lower NSS."""
+    return [agent for agent, gap in zip(agents, references["expert"][0] - references["random"][0]) if gap < 0]
+
+
+def warn_of_references(close: list[str], below: list[str]) -> None:
+    for agent in close:
         print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
+    for agent in sorted(set(below) - set(close)):
+        print(f"warning: {agent} scores less as the expert than in random play: its NSS says more of its opponents")
 
 
 def references_with_intervals(
@@ -1113,7 +1121,8 @@ def total_timesteps(args, envs) -> int:
     episodes = 100_000 if args.env_id.startswith("rover_tower") else 50_000
     steps = args.total_timesteps or episodes * envs.episode_length
     if steps < args.num_envs * envs.episode_length:
-        raise UserError(f"--total-timesteps must be at least one episode of all {args.num_envs} copies")
+        least = args.num_envs * envs.episode_length
+        raise UserError(f"--total-timesteps must be at least {least}: one episode of all {args.num_envs} copies")
     return steps
 
 

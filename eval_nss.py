@@ -7,6 +7,7 @@ NSS of an agent is (score - random score) / (expert's score - random score), the
 random play, 1 the expert. A score is the task's own return of an episode; the learned reward plays no part in it.
 """
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 import tyro
 
 import env_utils
-from env_utils import UserError, load_policy, make_envs, mean_and_interval, play_episodes
+from env_utils import UserError, load_demos, load_policy, make_envs, mean_and_interval, play_episodes, sha256
 
 
 @dataclass
@@ -128,17 +129,14 @@ def paired_nss(returns: np.ndarray, expert: np.ndarray, random: np.ndarray) -> d
     gap = np.where(gap == 0, np.nan, gap)
     nss = (returns - random).mean(0) / gap
     errors = (returns - random - nss * (expert - random)) / gap  # [episodes, agents]
-    found = {"nss": nss, "interval": mean_and_interval(errors)[1], "mean": float("nan"), "mean_interval": float("nan")}
-    if (known := ~np.isnan(nss)).any():
-        found["mean"] = float(nss[known].mean())
-        found["mean_interval"] = float(mean_and_interval(errors[:, known].mean(1, keepdims=True))[1][0])
-    return found
+    # Each agent has a zero of its own, what random play in its place does to experts: a mean over agents says nothing.
+    return {"nss": nss, "interval": mean_and_interval(errors)[1], "mean": float("nan"), "mean_interval": float("nan")}
 
 
 def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None = None) -> tuple[dict, dict]:
     """Scores of expert and random play with their intervals, and of how many episodes they are."""
     if demos_path:
-        episodes = {"expert": len(env_utils.load_demos(Path(demos_path))), "random": 500}
+        episodes = {"expert": len(load_demos(Path(demos_path))), "random": 500}
     elif expert_folder or (env_utils.EXPERTS / env_id / "card.json").is_file():
         episodes = dict.fromkeys(("expert", "random"), env_utils.load_card(env_id, expert_folder).get("episodes"))
     else:  # scores can be had without an expert, NSS cannot
@@ -151,13 +149,14 @@ def references_of(env_id: str, demos_path: str = "", expert_folder: Path | None 
 def expert_of(env_id: str, demos_path: str = "", expert_folder: Path | None = None) -> env_utils.SavedPolicy:
     """The policy behind the demonstrations: the shipped one, or one in a folder as train_expert_maac.py writes it."""
     if demos_path:
+        load_demos(Path(demos_path))  # says what is wrong with the file, if anything is
         expert_folder = Path(demos_path).parent
-        known = (expert_folder / "card.json").is_file()
-        digests = env_utils.load_card(env_id, expert_folder).get("sha256", {}) if known else {}
-        if digests.get("demos.npz") != env_utils.sha256(demos_path):
-            raise UserError(
-                f"--among-experts plays beside the expert, and {demos_path} has none: no card.json beside it"
-            )
+        needs = f"--among-experts needs the expert of {demos_path}"
+        for name in ("card.json", "policy.safetensors"):
+            if not (expert_folder / name).is_file():
+                raise UserError(f"{needs}: there is no {name} beside it")
+        if env_utils.load_card(env_id, expert_folder).get("sha256", {}).get("demos.npz") != sha256(demos_path):
+            raise UserError(f"{needs}: the card.json beside it is of other demonstrations")
     else:
         env_utils.load_card(env_id, expert_folder)  # says how to make one if there is none
     return load_policy((expert_folder or env_utils.EXPERTS / env_id) / "policy.safetensors", make_envs(env_id, 1))
@@ -208,6 +207,7 @@ def described(env_id: str, args: Args, references: dict, reference_episodes: dic
     agents = list(make_envs(env_id, 1).agents)
     found = {"env_id": env_id, "episodes": args.episodes, "reference_episodes": reference_episodes, "agents": agents}
     found["too_close"] = env_utils.too_close(agents, references) if reference_episodes["expert"] else []
+    found["below_random"] = env_utils.below_random(agents, references)
     for name, (mean, half) in references.items():
         found[name] = {"score": mean.tolist(), "interval_95": half.tolist()}
     return found
@@ -248,7 +248,7 @@ def print_table(title: str, found: dict, players: list[str]) -> None:
     means += [with_interval(found[name]["score_mean"], found[name]["score_mean_interval_95"], 2) for name in players]
     means += [with_interval(found[name]["nss_mean"], found[name]["nss_mean_interval_95"], 3) for name in players]
     print("".join(f"{cell:>{width}}" for cell in ("mean", *means)))
-    env_utils.warn_of_too_close(found["too_close"])
+    env_utils.warn_of_references(found["too_close"], found["below_random"])
 
 
 def main(args: Args) -> None:
@@ -271,6 +271,7 @@ def main(args: Args) -> None:
         jobs.append(("random play", args.env_id, {"played": act}, {}, []))
     for name in [env_utils.EXPERTS / args.env_id] if args.policy == "expert" else args.runs:
         if args.policy == "expert":
+            make_envs(args.env_id, 1)  # a task that is not there is told here
             env_utils.load_card(args.env_id)  # says how to make one if there is none
         env_id, policy, references, remarks = read_run(Path(name))
         players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
@@ -296,9 +297,10 @@ def main(args: Args) -> None:
         if not args.json:
             for remark in remarks:
                 print(f"note: {remark}")
-            below = np.asarray(found["expert"]["score"]) < np.asarray(found["random"]["score"])  # not so for nan
-            if (found["too_close"] or below.any()) and not args.among_experts:
-                print("note: where agents compete, --among-experts compares each of them in the expert's company")
+            if (found["too_close"] or found["below_random"]) and not args.among_experts:
+                with contextlib.suppress(UserError):  # some demonstrations are without an expert to play beside
+                    expert_of(env_id, **references)
+                    print("note: where agents compete, --among-experts compares each of them in the expert's company")
     if args.json:
         print(json.dumps(env_utils.for_json(results), indent=2))
     if args.video:
