@@ -1122,7 +1122,7 @@ def total_timesteps(args, envs) -> int:
     steps = args.total_timesteps or episodes * envs.episode_length
     if steps < args.num_envs * envs.episode_length:
         least = args.num_envs * envs.episode_length
-        raise UserError(f"--total-timesteps must be at least {least}: one episode of all {args.num_envs} copies")
+        raise UserError(f"--total-timesteps must be at least one episode of all {args.num_envs} copies, {least} steps")
     return steps
 
 

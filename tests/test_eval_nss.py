@@ -18,7 +18,7 @@ import eval_nss
 import madaac_discrete as madaac
 import magail_mack as magail
 import mairl_mack as mairl
-from particle_envs import parallel_env
+from particle_envs import TaskError, parallel_env
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK = "cooperative_communication"
@@ -122,11 +122,14 @@ def test_among_experts_an_agent_is_scored_with_the_company_of_the_expert():
     assert prey < 0.9 and len(set(predators)) == 3  # each missing predator is missed by itself
 
 
-def test_among_experts_by_the_command_line(tmp_path):
+def test_among_experts_by_the_command_line():
     folder = env_utils.EXPERTS / TASK
     found = nss_of(folder, "--among-experts", "--episodes", 20)[0]
     assert found["among_experts"]["greedy"]["nss"] == [1.0, 1.0]
-    assert evaluate(folder, "--among-experts", "--episodes", 20).stdout.count("alone among experts") == 1
+
+
+def test_among_experts_needs_the_expert_of_the_demonstrations(tmp_path, capsys):
+    folder = env_utils.EXPERTS / TASK
     learned = tmp_path / "run"
     learned.mkdir()
     shutil.copy(folder / "policy.safetensors", learned)
@@ -134,15 +137,16 @@ def test_among_experts_by_the_command_line(tmp_path):
     shutil.copy(folder / "demos.npz", alone)
     shutil.copytree(env_utils.EXPERTS / "simple_speaker_listener", other.parent)
     shutil.copy(folder / "demos.npz", other)
-    cases = ((alone, "no card.json beside it"), (other, "of other demonstrations"), (folder / "demos.npz", ""))
-    for demos, complaint in (*cases, (tmp_path / "gone.npz", "gone.npz")):
+    args = eval_nss.Args(runs=(str(learned),), among_experts=True, episodes=20)
+    cases = ((alone, "no card.json beside it"), (other, "of other demonstrations"), (tmp_path / "gone.npz", "gone.npz"))
+    for demos, complaint in cases:
         (learned / "config.json").write_text(json.dumps({"args": {"env_id": TASK, "demos": str(demos)}}))
-        done = evaluate(learned, "--among-experts", "--episodes", 20)
-        assert "Traceback" not in done.stderr
-        if complaint:  # and told before anything is played
-            assert done.returncode == 2 and complaint in done.stderr and not done.stdout
-        else:
-            assert done.returncode == 0
+        with pytest.raises(env_utils.UserError, match=complaint):
+            eval_nss.main(args)
+        assert not capsys.readouterr().out, "told before anything is played"
+    (learned / "config.json").write_text(json.dumps({"args": {"env_id": TASK, "demos": str(folder / "demos.npz")}}))
+    eval_nss.main(args)
+    assert capsys.readouterr().out.count("alone among experts") == 1
 
 
 def test_agents_are_too_close_among_experts_by_paired_differences():
@@ -155,15 +159,17 @@ def test_agents_are_too_close_among_experts_by_paired_differences():
     assert abs(found["played"]["nss"][0]) < 2 * found["played"]["nss_interval_95"][0]
 
 
-def test_an_expert_below_random_play_is_told_of():
+def test_an_expert_below_random_play_is_told_of(capsys):
     """Keep Away's pusher is paid less by the expert's reacher than by a random one."""
-    competing, cooperating = (
-        evaluate("--policy", "expert", "--env-id", env_id, "--episodes", 5).stdout for env_id in ("keep_away", TASK)
-    )
+    printed = []
+    for env_id in ("keep_away", TASK):
+        eval_nss.main(eval_nss.Args(policy="expert", env_id=env_id, episodes=5))
+        printed.append(capsys.readouterr().out)
+    competing, cooperating = printed
     for said in ("warning: pusher_0 scores less as the expert", "note: where agents compete"):
         assert said in competing and said not in cooperating
-    unknown = evaluate("--policy", "expert", "--env-id", "rover_tower_99")
-    assert unknown.returncode == 2 and "train_expert_maac" not in unknown.stderr, "no task, so no expert to make"
+    with pytest.raises(TaskError, match="unknown task"):  # so there is no expert of it to make
+        eval_nss.main(eval_nss.Args(policy="expert", env_id="rover_tower"))
 
 
 def test_an_agent_without_a_gap_has_no_nss_and_the_rest_have(tmp_path):
