@@ -203,7 +203,7 @@ def test_plan_says_which_imitations_are_run_again_for_their_rewards(tmp_path, ca
     choice |= {
         "results": str(ROOT / "results"),
         "runs": str(tmp_path),
-        "seeds": "2-3",
+        "seeds": "2",
         "discriminators": "decentralized",
     }
     row = "cooperative_communication__mairl__decentralized__50__2"
