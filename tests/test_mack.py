@@ -504,7 +504,7 @@ def test_what_a_magail_discriminator_sees(kind, sees):
 
 
 MACK = [
-    "StackedLinear", "StackedMLP", "Policies", "sample", "taken", "Values", "JointMLP", "KFAC",
+    "FewOutputs", "StackedLinear", "StackedMLP", "Policies", "sample", "taken", "Values", "JointMLP", "KFAC",
     "generalized_advantages", "clip_each_agent", "discriminator_loss", "agents_first", "advantages_and_returns",
     "mack_update", "policy_tensors", "check_args", "make_networks", "Memory",
 ]  # fmt: skip
@@ -515,7 +515,7 @@ def test_both_scripts_have_the_same_mack(name):
     assert inspect.getsource(getattr(mairl, name)) == inspect.getsource(getattr(magail, name))
 
 
-@pytest.mark.parametrize("name", ["StackedLinear", "sample", "taken", "clip_each_agent"])
+@pytest.mark.parametrize("name", ["FewOutputs", "StackedLinear", "sample", "taken", "clip_each_agent"])
 def test_what_madaac_has_too_is_the_same(name):
     """test_madaac_discrete.py and test_train_expert_maac.py hold these to plain loops."""
     assert inspect.getsource(getattr(mairl, name)) == inspect.getsource(getattr(madaac, name))

@@ -178,8 +178,10 @@ def test_no_gradient_crosses_where_it_must_not(monkeypatch):
 
 
 SHARED = [
+    "FewOutputs",
     "StackedLinear",
     "Policies",
+    "attend",
     "AttentionCritic",
     "sample",
     "taken",

@@ -39,13 +39,13 @@ def test_pearson_equals_numpys_and_is_undefined_without_variance():
 
 
 @pytest.mark.parametrize(
-    "name", ["StackedLinear", "StackedMLP", "sample", "taken", "Values", "KFAC", "generalized_advantages"]
+    "name", ["FewOutputs", "StackedLinear", "StackedMLP", "sample", "taken", "Values", "KFAC", "generalized_advantages"]
 )
 def test_mack_is_that_of_mairl_mack(name):
     assert inspect.getsource(getattr(retrain, name)) == inspect.getsource(getattr(mairl, name))
 
 
-@pytest.mark.parametrize("name", ["AttentionCritic", "policy_loss", "clip_each_agent", "move_target"])
+@pytest.mark.parametrize("name", ["attend", "AttentionCritic", "policy_loss", "clip_each_agent", "move_target"])
 def test_maac_is_that_of_madaac_discrete(name):
     assert inspect.getsource(getattr(retrain, name)) == inspect.getsource(getattr(madaac, name))
 

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNEQUAL = (np.array([4, 7, 3]), np.array([5, 3, 2]))
 TWO = (np.array([3, 11]), np.array([3, 5]))
 EQUAL = (np.array([6, 6, 6, 6]), np.array([5, 5, 5, 5]))
+SIX = (np.array([4, 7, 3, 5, 5, 6]), np.array([5, 3, 2, 5, 4, 3]))  # more than `attend` does element by element
 
 
 def random_batch(obs_sizes, num_actions, batch=7, seed=0):
@@ -39,6 +40,26 @@ def random_batch(obs_sizes, num_actions, batch=7, seed=0):
 
 
 # The critic
+
+
+@pytest.mark.parametrize("size_out", [1, 5, 15, 16])  # FewOutputs below 16
+@pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
+def test_stacked_layers_are_linear_layers_and_so_are_their_gradients(size_out, strided):
+    torch.manual_seed(0)
+    agents, batch, size_in = 3, 11, 7
+    layer = maac.StackedLinear(agents, size_in, size_in, size_out).double()
+    x = torch.randn(batch, agents, size_in, dtype=torch.float64).transpose(0, 1)  # as the buffer gives it
+    x = (x if strided else x.contiguous()).requires_grad_()
+    weigh = torch.randn(agents, batch, size_out, dtype=torch.float64)
+    found, expected = [], []
+    for out, into in (
+        (layer(x), found),
+        (torch.stack([F.linear(x[i], layer.weight[i].T, layer.bias[i, 0]) for i in range(agents)]), expected),
+    ):
+        into += [out, *torch.autograd.grad((out * weigh).sum(), [x, layer.weight, layer.bias])]
+    for a, b in zip(found, expected):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a, b)
 
 
 def plain_critic(critic, obs_sizes, num_actions, obs, actions):
@@ -81,7 +102,7 @@ def plain_critic(critic, obs_sizes, num_actions, obs, actions):
     return all_q, penalty
 
 
-@pytest.mark.parametrize("sizes", [UNEQUAL, TWO, EQUAL], ids=["unequal", "two agents", "equal"])
+@pytest.mark.parametrize("sizes", [UNEQUAL, TWO, EQUAL, SIX], ids=["unequal", "two agents", "equal", "six agents"])
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_attention_critic_equals_loops_and_so_do_its_gradients(sizes, batch_norm):
     torch.manual_seed(3)
