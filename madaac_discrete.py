@@ -138,7 +138,8 @@ class Args:
 class FewOutputs(torch.autograd.Function):
     """x [num, batch, in] @ weight [num, in, out] with a handful of outputs.
 
-    On a CPU the transposed products are several times as fast as those that torch.bmm and its gradient make.
+    On a CPU and large batches the transposed products are several times as fast as those that torch.bmm and its
+    gradient make.
     """
 
     @staticmethod
@@ -209,12 +210,13 @@ def taken(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
 
 
 def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, myself: torch.Tensor) -> tuple:
-    """Every agent attends to all others: queries, keys and values [agents, rows, d], myself [agents, agents].
+    """Every agent attends to all others: queries, keys, values [agents, rows, d], rows being those of batch and heads.
 
-    Returns sum_j P_ij v_j [agents, rows, d], the logits and the weights P [rows, agents, agents].
+    myself [agents, agents] is the identity. Returns sum_j P_ij v_j [agents, rows, d], the logits and the weights P,
+    both [rows, agents, agents].
     """
     scale = 1 / math.sqrt(queries.shape[-1])
-    if len(queries) <= 4:  # matrices so small are multiplied faster element by element, rows last
+    if len(queries) <= 3:  # matrices so small are multiplied faster element by element
         logits = (queries[:, None] * keys).sum(-1)  # [agents, agents, rows]
         weights = (scale * logits).masked_fill(myself[:, :, None], -torch.inf).softmax(1)
         return (weights[..., None] * values).sum(1), logits.permute(2, 0, 1), weights.permute(2, 0, 1)

@@ -2,7 +2,7 @@
 
 Two families live here, and they differ in more than their rewards (docs/tasks.md has the whole list):
 
-- the tasks of Jeon et al. 2020: `keep_away`, `cooperative_communication`, `cooperative_navigation`,
+- the tasks of Jeon et al. 2020: `keep_away(_maac)`, `cooperative_communication`, `cooperative_navigation`,
   `rover_tower_<n>`. They follow the forks of the original particle environments that the paper's experiments
   ran on: velocity is integrated before position, action 1 is +x.
 - mpe2's `simple_tag`, `simple_spread`, `simple_push`, `simple_speaker_listener`, `simple_adversary`: position is
@@ -80,6 +80,7 @@ class ParticleTask:
 
     episode_length: ClassVar[int] = 25
     mpe2_physics: ClassVar[bool] = False  # position before velocity, and the directions of actions flipped
+    maac_physics: ClassVar[bool] = False  # pushes multiplied by the own mass, contacts by the other's over the own
     landmark_range: ClassVar[float] = 1.0  # landmarks start uniformly within +- this, agents within +-1
     extra_rows: ClassVar[dict[str, int]] = {}  # observed rows beyond positions and velocities: {name: how many}
 
@@ -175,7 +176,9 @@ class ParticleTask:
     def _prepare_physics(self, movers: list[int]) -> None:
         # Velocity gained by action a of mover m stands in column 5 m + a.
         directions = np.array([[0, 1, -1, 0, 0], [0, 0, 0, 1, -1]]) * (-1.0 if self.mpe2_physics else 1.0)
-        gain = np.array([self.bodies[m].force / self.bodies[m].mass * DT for m in movers])
+        mass = np.array([body.mass for body in self.bodies])
+        force = np.array([self.bodies[m].force for m in movers]) * (mass[movers] if self.maac_physics else 1.0)
+        gain = force / mass[movers] * DT
         self._kicks = (directions[:, None, :] * gain[:, None]).reshape(2, -1)
         self._kick_columns = (5 * np.arange(len(movers)))[:, None]
         max_speed = np.array([self.bodies[m].max_speed for m in movers])[:, None]
@@ -198,10 +201,11 @@ class ParticleTask:
         self._touch_squared = (self._touch**2)[:, None]
         self._reach_squared = ((self._touch + CONTACT_REACH) ** 2)[:, None]
         mover_row = np.array([movers.index(e) if e in movers else len(movers) for e in range(len(self.bodies))])
-        mass = np.array([body.mass for body in self.bodies])
         # [2, pairs]: for the first and the second of a pair, the row its push goes to, and push to velocity.
         self._push_row = mover_row[np.stack([first, second])] * self.num_envs
         self._push_gain = CONTACT_FORCE * DT * np.stack([1 / mass[first], -1 / mass[second]])
+        if self.maac_physics:  # all that collides there moves
+            self._push_gain *= np.stack([mass[second] / mass[first], mass[first] / mass[second]])
 
     def _prepare_observations(self) -> None:
         seen = [self.observation(me) for me in range(self.num_agents)]
@@ -390,6 +394,15 @@ class KeepAway(ParticleTask):
         looks = super().appearance(env)
         looks[1]["goal"], looks[1]["color"] = 2 + self.goal[env], tuple(self.extra_view("reacher_color")[:, env])
         return looks
+
+
+class KeepAwayMAAC(KeepAway):
+    """Keep Away as MAAC's fork of the particle environments would play it, which fits the paper's scores.
+
+    There the pusher is as fast as the reacher, and in contacts its mass counts twice.
+    """
+
+    maac_physics = True
 
 
 class SpeakerListenerTask(ParticleTask):
@@ -678,6 +691,7 @@ class SimpleAdversary(ParticleTask):
 
 TASKS: dict[str, type[ParticleTask]] = {
     "keep_away": KeepAway,
+    "keep_away_maac": KeepAwayMAAC,
     "cooperative_communication": CooperativeCommunication,
     "cooperative_navigation": CooperativeNavigation,
     "simple_tag": SimpleTag,
@@ -686,7 +700,7 @@ TASKS: dict[str, type[ParticleTask]] = {
     "simple_speaker_listener": SimpleSpeakerListener,
     "simple_adversary": SimpleAdversary,
 }
-TASK_IDS = [*list(TASKS)[:3], "rover_tower_8", "rover_tower_12", "rover_tower_16", *list(TASKS)[3:]]
+TASK_IDS = [*list(TASKS)[:4], "rover_tower_8", "rover_tower_12", "rover_tower_16", *list(TASKS)[4:]]
 
 
 def is_task_id(task_id: str) -> bool:

@@ -1,29 +1,34 @@
 """What can a pusher do in keep_away? Other pushers against the shipped expert's reacher, for docs/train_expert_maac.md:
 
     python docs/keep_away_pusher.py
+    python docs/keep_away_pusher.py --env-id keep_away_maac
 
-Prints the scores of pusher and reacher, with standard errors, for the expert's pusher, for one that does nothing, for
-scripted ones, and for one that plans: before each step it plays the episode to its end in the simulator, against the
-very reacher it is up against, for each action (held for 1 and for 4 steps) followed by each of the other pushers, and
-does what scored best.
+Prints the scores of pusher and reacher, and how much more they are than beside a pusher that does nothing in the same
+episodes (with the standard error of that), for the expert's pusher, for scripted ones, and for one that plans: before
+each step it plays the episode to its end in the simulator, against the very reacher it is up against, for each action
+(held for 1 and for 4 steps) followed by each of the other pushers, and does what scored best.
 """
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tyro
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from env_utils import ROOT, exit_on_user_error, load_policy, make_envs
+from env_utils import ROOT, UserError, exit_on_user_error, load_policy, make_envs
 
-TASK, PUSHER, STEPS = "keep_away", 0, 25
+PUSHER = 0  # the agent's number
+IDLE = "does nothing"
 
 
 @dataclass
 class Args:
+    env_id: Literal["keep_away", "keep_away_maac"] = "keep_away"
+    """the task"""
     episodes: int = 1000
     """episodes, the same ones for each pusher"""
 
@@ -67,8 +72,10 @@ def plan(envs, obs: np.ndarray, expert, pushers: list, left: int) -> np.ndarray:
 
 
 def main(args: Args) -> None:
-    envs = make_envs(TASK, args.episodes, seed=5)
-    expert = load_policy(ROOT / "experts" / TASK / "policy.safetensors", envs)
+    if args.episodes < 2:
+        raise UserError(f"--episodes {args.episodes} must be at least 2")
+    envs = make_envs(args.env_id, args.episodes, seed=5)
+    expert = load_policy(ROOT / "experts" / args.env_id / "policy.safetensors", envs)
     obs = envs.reset()
     start = envs.get_state()
 
@@ -77,23 +84,28 @@ def main(args: Args) -> None:
         padded[:, PUSHER, :10] = pusher_obs
         return expert.greedy(padded)[:, PUSHER]
 
-    pushers = {"the expert's": expert_pusher, "does nothing": lambda pusher_obs: 0}
+    pushers = {"the expert's": expert_pusher, IDLE: lambda pusher_obs: 0}
     pushers |= {"goes to the goal": towards(1.0), "goes to the reacher": towards(0.0)}
     pushers |= {"goes between, nearer to the goal": towards(0.8), "goes midway between": towards(0.5)}
-    rows = {name: play_on(envs, envs.set_state(start), expert, act, STEPS) for name, act in pushers.items()}
+    rows = {
+        name: play_on(envs, envs.set_state(start), expert, act, envs.episode_length) for name, act in pushers.items()
+    }
 
     now, planned = envs.set_state(start), 0.0
-    for left in tqdm(range(STEPS, 0, -1), desc="planning", unit="step"):
+    for left in tqdm(range(envs.episode_length, 0, -1), desc="planning", unit="step"):
         actions = expert.greedy(now)
         actions[:, PUSHER] = plan(envs, now, expert, list(pushers.values()), left)
         now, rewards, *_ = envs.step(actions)
         planned = planned + rewards
     rows["plans"] = planned
 
-    print("| pusher | its score | the reacher's |\n|---|---:|---:|")
+    print("| pusher | its score | more than idle | the reacher's score | more than beside the idle one |")
+    print("|---|---:|---:|---:|---:|")
     for name, returns in rows.items():
-        means, errors = returns.mean(0), returns.std(0) / len(returns) ** 0.5
-        print(f"| {name} | {means[0]:.2f} ± {errors[0]:.2f} | {means[1]:.2f} ± {errors[1]:.2f} |")
+        more = returns - rows[IDLE]  # of the same episodes
+        errors = more.std(0, ddof=1) / len(more) ** 0.5
+        cells = [f"{returns[:, k].mean():.2f} | {more[:, k].mean():+.2f} ± {errors[k]:.2f}" for k in (0, 1)]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

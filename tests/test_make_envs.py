@@ -99,7 +99,7 @@ def test_our_own_tasks_are_the_batched_ones():
 
 
 def test_every_task_of_mpe2_has_a_short_name():
-    assert set(OTHER_MPE2.split()) | set(TASK_IDS[6:]) == set(mpe2_short_names())
+    assert set(OTHER_MPE2.split()) | set(TASK_IDS[7:]) == set(mpe2_short_names())
 
 
 @pytest.mark.parametrize("env_id", [*OTHER_MPE2.split(), "mpe2.simple_tag_v3", "mpe2.simple_speaker_listener_v4"])

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNEQUAL = (np.array([4, 7, 3]), np.array([5, 3, 2]))
 TWO = (np.array([3, 11]), np.array([3, 5]))
 EQUAL = (np.array([6, 6, 6, 6]), np.array([5, 5, 5, 5]))
-SIX = (np.array([4, 7, 3, 5, 5, 6]), np.array([5, 3, 2, 5, 4, 3]))  # more than `attend` does element by element
+SIX = (np.array([4, 7, 3, 5, 5, 6]), np.array([5, 3, 2, 5, 4, 3]))
 
 
 def random_batch(obs_sizes, num_actions, batch=7, seed=0):
@@ -117,6 +117,33 @@ def test_attention_critic_equals_loops_and_so_do_its_gradients(sizes, batch_norm
         gradients.append(([p.detach() for p in parts], penalty.detach(), [p.grad.clone() for p in critic.parameters()]))
     (q_a, penalty_a, grad_a), (q_b, penalty_b, grad_b) = gradients
     for a, b in zip(q_a + [penalty_a] + grad_a, q_b + [penalty_b] + grad_b):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("agents", [2, 3, 4, 6])  # element by element up to 3
+def test_attention_weights_are_of_the_others_and_sum_to_one(agents):
+    queries, keys, values = torch.randn(3, agents, 10, 5, generator=torch.Generator().manual_seed(0))
+    myself = torch.eye(agents, dtype=torch.bool)
+    attended, logits, weights = maac.attend(queries, keys, values, myself)
+    assert logits.shape == weights.shape == (10, agents, agents)
+    assert (weights[:, myself] == 0).all() and (weights[:, ~myself] > 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(10, agents))
+    torch.testing.assert_close(logits, torch.einsum("ird,jrd->rij", queries, keys))
+    torch.testing.assert_close(attended, torch.einsum("rij,jrd->ird", weights, values))
+
+
+@pytest.mark.parametrize("hidden", [8, 32])  # layers of less than 16 outputs are FewOutputs, hidden ones too
+def test_the_gradients_of_policies_are_those_of_plain_networks(hidden):
+    """Activations in place after a layer must not spoil what its gradient needs; observations need no gradient."""
+    torch.manual_seed(0)
+    policies = maac.Policies(torch.tensor([6, 6]), torch.tensor([5, 5]), hidden)
+    obs = torch.randn(2, 9, 6)
+    found = torch.autograd.grad(policies(obs)[1].square().sum(), list(policies.parameters()))
+    x = obs
+    for k, layer in enumerate(policies.layers):
+        x = torch.baddbmm(layer.bias, x, layer.weight)
+        x = F.leaky_relu(x) if k < 2 else x.log_softmax(-1)
+    for a, b in zip(found, torch.autograd.grad(x.square().sum(), list(policies.parameters()))):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
@@ -540,3 +567,23 @@ def test_a_mistake_gives_no_traceback_at_the_command_line(tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("error: unknown task 'simple_tga'; did you mean 'simple_tag'?")
     assert "Traceback" not in done.stderr
+
+
+def test_the_planning_pusher_of_the_docs_is_never_worse_than_those_it_plans_with():
+    script = runpy.run_path(str(ROOT / "docs/keep_away_pusher.py"))
+    envs = env_utils.make_envs("keep_away", 20, seed=0)
+    expert = env_utils.load_policy(ROOT / "experts/keep_away/policy.safetensors", envs)
+    obs, pushers, left = envs.reset(), [script["towards"](1.0), script["towards"](0.0)], 5
+    for _ in range(envs.episode_length - left):
+        obs, *_ = envs.step(expert.greedy(obs))
+    start = envs.get_state()
+    plain = [script["play_on"](envs, envs.set_state(start), expert, pusher, left)[:, 0] for pusher in pushers]
+    now, planned = envs.set_state(start), 0.0
+    for steps_left in range(left, 0, -1):
+        actions = expert.greedy(now)
+        before = envs.get_state()
+        actions[:, 0] = script["plan"](envs, now, expert, pushers, steps_left)
+        assert str(envs.get_state()) == str(before)
+        now, rewards, *_ = envs.step(actions)
+        planned = planned + rewards[:, 0]
+    assert (planned >= np.max(plain, 0) - 1e-4).all() and (planned > np.min(plain, 0) + 1e-3).any()
