@@ -1,4 +1,4 @@
-"""What can a pusher do in keep_away? Other pushers against the shipped expert's reacher, for docs/train_expert_maac.md:
+"""What can a pusher do in Keep Away? Other pushers against the shipped expert's reacher, for docs/train_expert_maac.md:
 
     python docs/keep_away_pusher.py
     python docs/keep_away_pusher.py --env-id keep_away_maac
