@@ -152,12 +152,14 @@ def test_a_part_of_the_grid():
     assert len({cell.task for cell in reproduce.cells_of(reproduce.Plan(scale="smoke"))}) == 2
     budgets = [reproduce.episodes_of(cells[0], reproduce.Plan(scale=scale)) for scale in ("paper", "quick")]
     assert budgets == [50_000, 10_000]
+    named = reproduce.cells_of(reproduce.Plan(tasks="keep_away", algorithms="madaac", n_demos="50", stages="imitate"))
+    assert {cell.task for cell in named} == {"keep_away"}, "Keep Away of MA-GAIL's fork is run when it is named"
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"tasks": "keepaway"}, "--tasks knows keep_away, "),
+        ({"tasks": "keepaway"}, "--tasks knows keep_away_maac, "),
         ({"algorithms": "gail"}, "--algorithms knows madaac"),
         ({"discriminators": ""}, "--discriminators is empty"),
         ({"n_demos": "fifty"}, "--n-demos takes numbers"),
@@ -174,7 +176,7 @@ def test_a_wrong_choice_says_what_there_is(wrong, says):
 
 def test_time_is_estimated_from_rows_of_the_like():
     row = {"stage": "imitate", "algorithm": "mairl", "rl": "", "seconds": "100", "episodes": "1000"}
-    speeds = reproduce.measured_speeds({"a": row | {"task": "rover_tower_8"}, "b": row | {"task": "keep_away"}})
+    speeds = reproduce.measured_speeds({"a": row | {"task": "rover_tower_8"}, "b": row | {"task": "keep_away_maac"}})
     grid = reproduce.Plan(episodes=2000)
 
     def seconds(task: str, algorithm: str = "mairl") -> float | None:
@@ -185,7 +187,7 @@ def test_time_is_estimated_from_rows_of_the_like():
     assert seconds("rover_tower_8") == pytest.approx(200)
     assert seconds("rover_tower_16") == pytest.approx(400), "from 8 agents, not from 2"
     assert seconds("cooperative_navigation") == pytest.approx(300), "from 2 agents"
-    assert seconds("keep_away", "madaac") is None
+    assert seconds("keep_away_maac", "madaac") is None
 
 
 def test_the_documented_commands_can_be_planned_from_the_committed_rows():
@@ -255,8 +257,8 @@ def test_kills_at_random_moments_lose_no_run_and_do_none_twice(copy):
     assert code == 0 and "0 runs to do" in output and len(notes(copy)) == before
 
 
-SMALL = ("--tasks", "keep_away", "--n-demos", "50", "--discriminators", "decentralized", "--algorithms", "mairl")
-IMITATE, RETRAIN = (f"{stage}__keep_away__mairl__decentralized__50__1" for stage in ("imitate", "retrain"))
+SMALL = ("--tasks", "keep_away_maac", "--n-demos", "50", "--discriminators", "decentralized", "--algorithms", "mairl")
+IMITATE, RETRAIN = (f"{stage}__keep_away_maac__mairl__decentralized__50__1" for stage in ("imitate", "retrain"))
 
 
 def test_what_fails_once_is_tried_again_and_what_fails_twice_is_reported(copy):
@@ -279,7 +281,7 @@ def test_what_fails_once_is_tried_again_and_what_fails_twice_is_reported(copy):
 
 
 def test_two_commands_at_once_share_the_work(copy):
-    processes = [start(copy, "--episodes", "600", "--n-demos", "50", "--tasks", "keep_away") for _ in range(2)]
+    processes = [start(copy, "--episodes", "600", "--n-demos", "50", "--tasks", "keep_away_maac") for _ in range(2)]
     outputs = [process.communicate(timeout=180)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     seen = notes(copy)
