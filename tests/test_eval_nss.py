@@ -431,3 +431,20 @@ def test_a_reward_for_another_task_is_refused(a_run, tmp_path):
         env_utils.learned_reward(tmp_path / "nowhere")
     with pytest.raises(env_utils.UserError, match="not a run"):
         env_utils.learned_reward(tmp_path)
+
+
+def test_seen_layouts_of_the_docs_start_as_the_demonstrations_do(tmp_path):
+    script = runpy.run_path(str(env_utils.ROOT / "docs/seen_layouts.py"))
+    with pytest.raises(env_utils.UserError, match="not the folder of a run that has ended"):
+        script["row"](tmp_path, greedy=True)
+    run = {"env_id": TASK, "n_demos": 50, "demos": "", "seed": 1, "discriminator": "decentralized"}
+    (tmp_path / "summary.json").write_text('{"script": "madaac_discrete.py"}')
+    shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"args": run}))
+    assert script["row"](tmp_path, greedy=True).endswith("| 1.000 ± 0.000 | 1.000 ± 0.000 |")  # the expert itself
+    random = np.array([-60.0, -60.0])
+    played, shown = np.array([[-30.0, -30.0], [-20.0, -20.0]]), np.array([[-20.0, -20.0], [-10.0, -10.0]])
+    assert script["nss"](played, shown, random).startswith("0.778 ± 0.000")  # (−25 + 60) / (−15 + 60)
+    (tmp_path / "config.json").write_text(json.dumps({"args": run | {"demos": "mine.npz"}}))
+    with pytest.raises(env_utils.UserError, match="did not learn from shipped demonstrations"):
+        script["row"](tmp_path, greedy=True)
