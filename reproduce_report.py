@@ -1044,7 +1044,8 @@ def curves_figure(stage: str, tasks: dict[str, str], cells: dict, curves: dict) 
         for axis in row:
             frame_nss(axis)
             thousands(axis)
-        row[0].set_ylabel(title.replace(", ", "\n").replace("ve ", "ve\n") + "\nNSS", fontsize=8)
+        broken = title.replace(", ", "\n").replace("ve ", "ve\n").replace(" of ", "\nof ")
+        row[0].set_ylabel(f"{broken}\nNSS", fontsize=8)
     for axis, n_demos in zip(axes[0], DEMOS):
         axis.set_title(f"{n_demos} demonstrations", fontsize=9)
     for axis in axes[-1]:
@@ -1204,7 +1205,7 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
         "keep\naway",
         "commu-\nnication",
         "navi-\ngation",
-        "keep away\n(fork)",
+        "keep\naway,\nfork",
         *(task.replace("r_", "r\n").replace("_", " ") for task in LARGE),
     ]
     axes[0, 0].set_xticks(range(len(TASKS)), short)

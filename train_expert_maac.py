@@ -30,6 +30,8 @@ from tqdm import tqdm
 import env_utils
 from env_utils import UserError, make_envs, mean_and_interval, play_episodes
 
+RECORDING_SEED = 10_000_019  # of the episodes that score an expert and become its demonstrations
+
 
 @dataclass
 class Args:
@@ -466,7 +468,7 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
     """Score expert and random play on fresh episodes; write the policy, its demonstrations and the card."""
     folder = Path(args.experts) / args.env_id
     scores = {}
-    returns, demos = play_episodes(args.env_id, policy.greedy, args.final_episodes, seed=10_000_019, record=True)
+    returns, demos = play_episodes(args.env_id, policy.greedy, args.final_episodes, RECORDING_SEED, record=True)
     random_policy = env_utils.random_actions(envs.num_actions, seed=20_000_003)
     random_returns, _ = play_episodes(args.env_id, random_policy, args.final_episodes, seed=20_000_003)
     for who, played in (("expert", returns), ("random", random_returns)):

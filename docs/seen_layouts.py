@@ -27,9 +27,9 @@ from env_utils import (
     mean_and_interval,
     play_episodes,
 )
+from train_expert_maac import RECORDING_SEED
 
-RECORDING_SEED = 10_000_019  # of train_expert_maac.py's final episodes
-EPISODES, STORED = 500, 200  # how many it plays then, and how many of them become demonstrations
+EPISODES, STORED = 500, 200  # how many were recorded of an expert, and how many of them are its demonstrations
 
 
 @dataclass
