@@ -69,7 +69,8 @@ class Grid:
     """Which part of the grid, and where things are."""
 
     tasks: str = ""
-    """tasks, separated by commas, or small, large or all; default: all, for --scale smoke the first two small ones"""
+    """tasks, separated by commas, or small, large or all; default: all, for --scale smoke the first two small ones.
+    keep_away, with the physics of MA-GAIL's fork, is in none of these: name it"""
     algorithms: str = "magail,mairl,madaac"
     """algorithms, separated by commas"""
     discriminators: str = "decentralized,centralized"

@@ -35,11 +35,11 @@ SMALL = {
     "cooperative_communication": "Cooperative Communication",
     "cooperative_navigation": "Cooperative Navigation",
 }
-# The same task with other physics, which fit the paper's scores less well: shown, but in no aggregate.
-OTHER = {"keep_away": "Keep Away of MA-GAIL's fork"}
+# The same task with other physics, which fit the paper's scores less well: in tables of its own and in no aggregate.
+FORK = {"keep_away": "Keep Away of MA-GAIL's fork"}
 LARGE = {f"rover_tower_{n}": f"Rover Tower, {n} agents" for n in (8, 12, 16)}
 PAPER_TASKS = SMALL | LARGE
-TASKS = SMALL | OTHER | LARGE
+TASKS = SMALL | FORK | LARGE
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}  # in the paper's order
 DISCRIMINATORS = ("decentralized", "centralized")
 DEMOS = (50, 100, 200)
@@ -261,10 +261,7 @@ def read_paper(path: Path) -> Paper:
         raise UserError(f"there is no {path}: it has the paper's numbers and comes with this repository")
     names = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
     rows = (row for _, row in read_table(path, PAPER_COLUMNS))
-    numbers = {tuple(row[name] for name in names): (row["mean"], row["interval_95"]) for row in rows}
-    # The paper has one Keep Away; both of ours are compared with it.
-    copies = {(s, "keep_away_maac", *rest): value for (s, task, *rest), value in numbers.items() if task == "keep_away"}
-    return numbers | copies
+    return {tuple(row[name] for name in names): (row["mean"], row["interval_95"]) for row in rows}
 
 
 # Which runs are averaged
@@ -272,6 +269,11 @@ def read_paper(path: Path) -> Paper:
 
 def paper_episodes(task: str) -> int:
     return 100_000 if task in LARGE else 50_000
+
+
+def paper_task(task: str) -> str:
+    """The task of paper.csv that ours is compared with: the paper has one Keep Away."""
+    return "keep_away_maac" if task in FORK else task
 
 
 def paper_rl(task: str) -> str:
@@ -334,9 +336,8 @@ SMALL_COLUMNS = (
     Column("Keep Away, reacher", "keep_away_maac", "reacher_0"),
     Column("Cooperative Communication", "cooperative_communication", "all"),
     Column("Cooperative Navigation", "cooperative_navigation", "all"),
-    Column("Keep Away of MA-GAIL's fork, pusher", "keep_away", "pusher_0"),
-    Column("Keep Away of MA-GAIL's fork, reacher", "keep_away", "reacher_0"),
 )
+FORK_COLUMNS = (Column("pusher", "keep_away", "pusher_0"), Column("reacher", "keep_away", "reacher_0"))
 LARGE_COLUMNS = tuple(Column(title, task, "mean") for task, title in LARGE.items())
 
 
@@ -380,9 +381,10 @@ def paper_value(paper: Paper, stage: str, column: Column, algorithm: str, discri
     """The paper's value, and its NSS by the paper's own random and expert rows."""
 
     def look_up(*key) -> tuple[float, float]:
-        if (stage, column.task, column.agent, *key) not in paper:
-            raise UserError(f"the paper's numbers have no {stage} {column.task} {column.agent} {key}")
-        return paper[(stage, column.task, column.agent, *key)]
+        task = paper_task(column.task)
+        if (stage, task, column.agent, *key) not in paper:
+            raise UserError(f"the paper's numbers have no {stage} {task} {column.agent} {key}")
+        return paper[(stage, task, column.agent, *key)]
 
     (expert, _), (random, _) = look_up("expert", "", 0), look_up("random", "", 0)
     score, half = look_up(algorithm, discriminator, n_demos)
@@ -494,11 +496,17 @@ LARGE_NOTE = "Scores are means over agents; the interval of a single run is the 
 
 
 def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Paper) -> Table:
-    """One of the paper's four tables of scores."""
-    columns = SMALL_COLUMNS if scale == "small" else LARGE_COLUMNS
+    """One of the paper's four tables of scores, or, with scale "fork", one of `keep_away` beside its Keep Away."""
+    columns = {"small": SMALL_COLUMNS, "large": LARGE_COLUMNS, "fork": FORK_COLUMNS}[scale]
+    what, name = f"{scale}-scale tasks", f"{scale}_scale"
+    if scale == "fork":
+        what, name = (
+            f"{FORK['keep_away']}, which fits the paper's scores less well than MAAC's physics",
+            "keep_away_fork",
+        )
     rows = [
-        [[], [name.capitalize()], [], *(reference_lines(paper, stage, column, name) for column in columns)]
-        for name in ("random", "expert")
+        [[], [who.capitalize()], [], *(reference_lines(paper, stage, column, who) for column in columns)]
+        for who in ("random", "expert")
     ]
     used = {}
     for n_demos in DEMOS:
@@ -515,13 +523,13 @@ def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Pap
                     used |= {cell: runs} if runs else {}
                 rows.append(row)
     return Table(
-        f"{scale}_scale_{STAGES[stage]}",
-        f"{scale.capitalize()}-scale {STAGES[stage]}",
-        f"Scores after {STAGES[stage]}, {scale}-scale tasks. {INTERVALS}",
+        f"{name}_{STAGES[stage]}",
+        f"{FORK['keep_away']}, {STAGES[stage]}" if scale == "fork" else f"{scale.capitalize()}-scale {STAGES[stage]}",
+        f"Scores after {STAGES[stage]}, {what}. {INTERVALS}",
         ["demonstrations", "algorithm", "discriminator", *(column.title for column in columns)],
         rows,
         [
-            *([RULE.format(PUSHER_NOTE)] if scale == "small" else [RULE.format(""), LARGE_NOTE]),
+            *([RULE.format(""), LARGE_NOTE] if scale == "large" else [RULE.format(PUSHER_NOTE)]),
             *footnotes(used, rows, SCORE_MARKS),
         ],
         group=len(ALGORITHMS) * len(DISCRIMINATORS),
@@ -772,10 +780,12 @@ class Aggregate:
 
 
 def measured_algorithms(cells: dict[Cell, list[Run]], stage: str, demos: tuple[int, ...]) -> list[str]:
-    """Algorithms with any run of decentralized discriminators."""
+    """Algorithms with any run of decentralized discriminators on the paper's tasks."""
     kind = "decentralized"
     found = {
-        cell.algorithm for cell in cells if (cell.stage, cell.discriminator) == (stage, kind) and cell.n_demos in demos
+        cell.algorithm
+        for cell in cells
+        if (cell.stage, cell.discriminator) == (stage, kind) and cell.n_demos in demos and cell.task in PAPER_TASKS
     }
     return [name for name in ALGORITHMS if name in found]
 
@@ -1243,7 +1253,7 @@ CAPTIONS = {
 def make_figures(cells: dict, curves: dict, aggregates: Aggregates) -> dict[str, Figure | None]:
     """By name; None for a figure that has no data."""
     return {
-        "imitation_small": curves_figure("imitate", SMALL | OTHER, cells, curves),
+        "imitation_small": curves_figure("imitate", SMALL | FORK, cells, curves),
         "imitation_large": curves_figure("imitate", LARGE, cells, curves),
         "retraining": curves_figure("retrain", TASKS, cells, curves),
         "parameters": parameters_figure(),
@@ -1297,6 +1307,8 @@ def write_report(results: Path, paper: Path) -> list[Path]:
     tables = [score_table(stage, scale, cells, numbers_of_paper) for scale in ("small", "large") for stage in STAGES]
     tables += [relative_table(stage, cells, numbers_of_paper) for stage in STAGES]
     tables += [efficiency_table(cells, curves), aggregate_table(aggregates, cells)]
+    if any(cell.task in FORK for cell in cells):
+        tables += [score_table(stage, "fork", cells, numbers_of_paper) for stage in STAGES]
     written, drawn = [], []
     for table in tables:
         written.append(write_text(results / "tables" / f"{table.name}.md", f"# {table.title}\n\n{markdown(table)}"))

@@ -4,7 +4,11 @@ python docs/results_table.py
 """
 
 import csv
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from reproduce_report import paper_task
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}
@@ -38,8 +42,7 @@ def mean(runs: list[dict], column: str, digits: int = 3) -> str:
 
 def papers_means(stage: str, task: str) -> dict[tuple[str, str, str, str], float]:
     """The paper's scores by algorithm (or expert, random), discriminator, number of demonstrations and agent."""
-    # The paper has one Keep Away; both of ours are compared with it.
-    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, task.removesuffix("_maac"))]
+    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, paper_task(task))]
     return {(r["algorithm"], r["discriminator"], r["n_demos"], r["agent"]): float(r["mean"]) for r in rows}
 
 

@@ -1,10 +1,12 @@
-"""How much of what a run loses is lost on starts that it was not shown: a row for each run folder.
+"""How a run plays from the starts that it was shown, and from others: a row for each run folder.
 
     python docs/seen_layouts.py runs/<run folder> ...
 
-Plays a run's policies from the very starts of the demonstrations that it learned from, and from starts of the same
-recording that were not stored (the last 300 of 500), and sets its scores against the expert's on the same starts. NSS
-is averaged over agents, with random play's score from the expert's card. For runs on shipped demonstrations.
+Plays a run's policies and the expert's from the same 500 starts, those of the expert's recording: the first ones are
+those of the demonstrations that the run learned from, the first 200 those of the file, the others were not stored. NSS
+is averaged over agents, on one scale for all starts (the expert's mean over all 500 is 1, random play's of the expert's
+card 0), and each episode is set against the expert's from the same start: how easy a start is does not count, but how
+much there is to lose from it does, so that the file's other starts are a control. For runs on shipped demonstrations.
 """
 
 import json
@@ -40,11 +42,18 @@ class Args:
     """most probable actions instead of drawn ones"""
 
 
-def nss(played: np.ndarray, shown: np.ndarray, random: np.ndarray) -> str:
-    """With a 95 % interval over starts; learner's and expert's scores [episodes, agents] from the same ones."""
-    per_episode = 1 + ((played - shown) / (shown.mean(0) - random)).mean(1)  # the mean is the NSS
-    (mean,), (half_width,) = mean_and_interval(per_episode[:, None])
-    return f"{mean:.3f} ± {half_width:.3f}"
+def nss(losses: np.ndarray) -> tuple[float, float]:
+    """NSS from the expert's score minus the run's [episodes, agents], as parts of the scale; its 95 % interval."""
+    (mean,), (half_width,) = mean_and_interval(1 - losses.mean(1, keepdims=True))
+    return float(mean), float(half_width)
+
+
+def cells(losses: np.ndarray, n_demos: int) -> list[str]:
+    """NSS from the starts shown, from the file's others (if any) and from later ones; the first minus all others."""
+    parts = (losses[:n_demos], losses[n_demos:STORED], losses[STORED:])
+    texts = ["{:.3f} ± {:.3f}".format(*nss(part)) if len(part) else "" for part in parts]
+    (shown, shown_half), (others, others_half) = nss(losses[:n_demos]), nss(losses[n_demos:])
+    return [*texts, f"{shown - others:+.3f} ± {np.hypot(shown_half, others_half):.3f}"]
 
 
 def row(folder: Path, greedy: bool) -> str:
@@ -57,22 +66,23 @@ def row(folder: Path, greedy: bool) -> str:
     expert = load_policy(EXPERTS / env_id / "policy.safetensors")
     policy = load_policy(folder / "policy.safetensors")
     act = policy.greedy if greedy else policy.stochastic(run["seed"])
-    shown = play_episodes(env_id, expert.greedy, EPISODES, RECORDING_SEED)[0]
-    played, recorded = play_episodes(env_id, act, EPISODES, RECORDING_SEED, record=True)
+    expert_scores = play_episodes(env_id, expert.greedy, EPISODES, RECORDING_SEED)[0]
+    scores, recorded = play_episodes(env_id, act, EPISODES, RECORDING_SEED, record=True)
     if not np.array_equal(recorded.obs[:n_demos, 0], load_demos(env_id, n_demos).obs[:, 0]):
         raise UserError(f"{env_id}: its demonstrations do not start as episodes of seed {RECORDING_SEED} do")
     random = np.array([agent["mean"] for agent in load_card(env_id)["scores"]["random"].values()])
+    losses = (expert_scores - scores) / (expert_scores.mean(0) - random)
     script = json.loads((folder / "summary.json").read_text())["script"]
-    seen = nss(played[:n_demos], shown[:n_demos], random)
-    unseen = nss(played[STORED:], shown[STORED:], random)
-    return f"| `{env_id}` | {n_demos} | `{script}`, {run['discriminator']} | {seen} | {unseen} |"
+    names = [f"`{env_id}`", str(n_demos), f"`{script}`, {run['discriminator']}, seed {run['seed']}"]
+    return "| " + " | ".join([*names, *cells(losses, n_demos)]) + " |"
 
 
 def main(args: Args) -> None:
     if not args.folders:
         raise UserError("name at least one run folder")
     torch.set_num_threads(1)
-    print("| task | demonstrations | run | NSS on their starts | on other starts |\n|---|---:|---|---:|---:|")
+    print("| task | demonstrations | run | NSS, their starts | the file's others | later ones | difference |")
+    print("|---|---:|---|---:|---:|---:|---:|")
     for folder in args.folders:
         print(row(folder, args.greedy), flush=True)
 

@@ -441,10 +441,14 @@ def test_seen_layouts_of_the_docs_start_as_the_demonstrations_do(tmp_path):
     (tmp_path / "summary.json").write_text('{"script": "madaac_discrete.py"}')
     shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"args": run}))
-    assert script["row"](tmp_path, greedy=True).endswith("| 1.000 ± 0.000 | 1.000 ± 0.000 |")  # the expert itself
-    random = np.array([-60.0, -60.0])
-    played, shown = np.array([[-30.0, -30.0], [-20.0, -20.0]]), np.array([[-20.0, -20.0], [-10.0, -10.0]])
-    assert script["nss"](played, shown, random).startswith("0.778 ± 0.000")  # (−25 + 60) / (−15 + 60)
+    own = script["row"](tmp_path, greedy=True)  # the expert itself
+    assert own.endswith("| 1.000 ± 0.000 | 1.000 ± 0.000 | 1.000 ± 0.000 | +0.000 ± 0.000 |")
+    losses = np.array([[0.1, 0.3], [0.2, 0.6], [0.0, 0.0]])  # means 0.2, 0.4 and 0: deviation 0.2
+    assert script["nss"](losses) == pytest.approx((0.8, 1.96 * 0.2 / 3**0.5), abs=1e-3)
+    losses = np.repeat([0.1, 0.2, 0.5], [50, 150, 300])[:, None]
+    assert script["cells"](losses, 50)[:3] == ["0.900 ± 0.000", "0.800 ± 0.000", "0.500 ± 0.000"]
+    assert script["cells"](losses, 50)[3].startswith("+0.300 ±")  # 0.9 - (150 * 0.8 + 300 * 0.5) / 450
+    assert script["cells"](losses, 200)[1] == ""
     (tmp_path / "config.json").write_text(json.dumps({"args": run | {"demos": "mine.npz"}}))
     with pytest.raises(env_utils.UserError, match="did not learn from shipped demonstrations"):
         script["row"](tmp_path, greedy=True)

@@ -194,7 +194,7 @@ def test_what_was_not_measured_says_so(results):
     assert cell[:2] == ["not measured", "paper −80.003 ± 4.850"]
     text = (results / "tables" / "small_scale_imitation.md").read_text()
     assert (
-        "Cells: 1 better, 2 equal, 4 worse, 101 not measured; 5 of these marks rest on fewer than 3 runs, whose "
+        "Cells: 1 better, 2 equal, 4 worse, 65 not measured; 5 of these marks rest on fewer than 3 runs, whose "
         "intervals say little or nothing about other seeds.\n"
     ) in text
     assert "Random and expert scores are taken as exact" in text
@@ -492,12 +492,19 @@ def test_both_keep_aways_stand_beside_the_papers_and_one_is_aggregated(tmp_path)
     rows = [row("keep_away", scores="30.00;-6.00"), row("keep_away_maac", scores="25.00;-6.00")]
     write_results(tmp_path, rows)
     report.write_report(tmp_path, PAPER)
-    columns = {"Keep Away, pusher": "25.00", "Keep Away of MA-GAIL's fork, pusher": "30.00"}
-    for column, ours in columns.items():
-        cell = table_cell(tmp_path, "small_scale_imitation", column, "50", "MA-DAAC", "decentralized")
+    tables = {"small_scale_imitation": ("Keep Away, pusher", "25.00"), "keep_away_fork_imitation": ("pusher", "30.00")}
+    for name, (column, ours) in tables.items():
+        cell = table_cell(tmp_path, name, column, "50", "MA-DAAC", "decentralized")
         assert cell[0].startswith(ours) and cell[1] == "paper 44.329 ± 3.457"
+    assert " 70 not measured" in (tmp_path / "tables/small_scale_imitation.md").read_text()  # of 72: pusher, reacher
     found = report.aggregate(report.select(report.read_runs(tmp_path / "runs.csv")), "imitate", (50,))
     assert list(found.seeds) == [("keep_away_maac", 50)]
+
+
+def test_an_algorithm_with_runs_of_the_fork_only_does_not_empty_the_aggregate(tmp_path):
+    rows = nss_rows({task: [0.5] for task in report.PAPER_TASKS}, "mairl") + nss_rows({"keep_away": [0.5]}, "madaac")
+    found = report.aggregate(cells_of(rows, tmp_path), "imitate", (50,))
+    assert found.size == "6 settings × 1 run" and list(found.scores) == ["mairl"]
 
 
 def test_intervals_need_three_runs_a_setting(tmp_path):
