@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from env_utils import load_card
 from reproduce_report import paper_task
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -113,6 +114,10 @@ def large_table() -> str:
                         budgets = sorted({int(run["episodes"]) for run in found} - {100_000})
                         seeds = [f"{len(found)} seeds"] if len(found) > 1 else []
                         marks = [f"{budget:,} episodes" for budget in budgets] + seeds
+                        expert = ";".join(
+                            f"{score['mean']:.4f}" for score in load_card(task)["scores"]["expert"].values()
+                        )
+                        marks += ["earlier expert"] if any(run["expert_scores"] != expert for run in found) else []
                         ours = number(sum(scores) / len(scores), 1) + (f" ({', '.join(marks)})" if marks else "")
                     cells += [ours, number(papers_means(stage, task)[title, "decentralized", demos, "mean"], 1)]
                 if any(cells[::2]):
