@@ -947,8 +947,8 @@ def make_run_folder(runs: str, env_id: str, exp_name: str, seed: int, config: di
         except OSError as error:
             raise UserError(f"cannot write {folder}: {error.strerror}") from None
     content = {"args": config, "versions": versions(), "commit": commit()}
-    if config.get("demos"):
-        content["demos_sha256"] = sha256(config["demos"])
+    if "n_demos" in config and (demos := demos_file(config)).is_file():
+        content["demos_sha256"] = sha256(demos)
     write_json(folder / "config.json", content)
     return folder
 
@@ -965,11 +965,16 @@ def lengthen_run(run_folder: Path, total_timesteps: int) -> None:
     write_json(path, config)
 
 
+def demos_file(args: dict) -> Path:
+    """The demonstrations that a run with these arguments learns from: those of --demos, or the task's shipped ones."""
+    return Path(args.get("demos") or EXPERTS / args["env_id"] / "demos.npz")
+
+
 def demos_of_run(config: dict) -> str:
     """The file of demonstrations that a run was given with --demos, still the same; "" if it has the shipped ones."""
-    demos, digest = config["args"].get("demos", ""), config.get("demos_sha256")
-    if demos and digest and Path(demos).is_file() and sha256(demos) != digest:
-        raise UserError(f"{demos} is not the file that the run was begun with, or it has changed since")
+    demos, path, digest = config["args"].get("demos", ""), demos_file(config["args"]), config.get("demos_sha256")
+    if digest and path.is_file() and sha256(path) != digest:
+        raise UserError(f"{path} is not the file that the run was begun with, or it has changed since")
     return demos
 
 

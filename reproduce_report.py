@@ -492,6 +492,10 @@ RELATIVE_RULE = (
     f"well as a higher one of the algorithm. Marks in bold rest on {MIN_RUNS} runs or more of both."
 )
 PUSHER_NOTE = ", and the pusher's expert scores below random play"
+KEEP_AWAY_NOTE = (
+    "Keep Away is the task keep_away_maac, whose physics fit the paper's scores best; keep_away, of MA-GAIL's fork, "
+    "has tables of its own."
+)
 LARGE_NOTE = "Scores are means over agents; the interval of a single run is the mean of its agents' intervals."
 
 
@@ -529,7 +533,8 @@ def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Pap
         ["demonstrations", "algorithm", "discriminator", *(column.title for column in columns)],
         rows,
         [
-            *([RULE.format(""), LARGE_NOTE] if scale == "large" else [RULE.format(PUSHER_NOTE)]),
+            RULE.format("" if scale == "large" else PUSHER_NOTE),
+            *{"small": [KEEP_AWAY_NOTE], "large": [LARGE_NOTE], "fork": []}[scale],
             *footnotes(used, rows, SCORE_MARKS),
         ],
         group=len(ALGORITHMS) * len(DISCRIMINATORS),
@@ -1232,8 +1237,8 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
 
 
 CAPTIONS = {
-    "imitation_small": "NSS while imitating, small-scale tasks. Mean over runs, with 95 % t-intervals where there are "
-    "two runs or more.",
+    "imitation_small": "NSS while imitating, small-scale tasks, and Keep Away of MA-GAIL's fork. Mean over runs, with "
+    "95 % t-intervals where there are two runs or more.",
     "imitation_large": "NSS while imitating, Rover Tower. Mean over runs, with 95 % t-intervals where there are two "
     "runs or more.",
     "retraining": "NSS while retraining with the learned rewards, all tasks. Mean over runs, with 95 % t-intervals "
@@ -1273,7 +1278,9 @@ def make_index(tables: list[Table], figures: list[str], rows: int, used: int) ->
         "- those with the paper's number of episodes, or with the most if none has it;\n"
         "- of retrainings those by the paper's algorithm, on rewards of imitations of the paper's length, if there "
         "are any;\n"
-        "- those with the same extra arguments: the ones with the most seeds, without any if that is a draw.\n"
+        "- those with the same extra arguments: the ones with the most seeds, without any if that is a draw.\n\n"
+        "The first six tables are the paper's, with ours beside them; those after them are ours alone, but for the "
+        "paper's Keep Away beside that of MA-GAIL's fork.\n"
     )
     parts += [f"## {table.title}\n\n{markdown(table)}" for table in tables]
     parts += [f"## Figure: {name}\n\n{CAPTIONS[name]}\n\n![{name}](../figures/{name}.png)\n" for name in figures]

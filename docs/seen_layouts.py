@@ -22,12 +22,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from env_utils import (
     EXPERTS,
     UserError,
+    demos_of_run,
     exit_on_user_error,
     load_card,
     load_demos,
     load_policy,
     mean_and_interval,
     play_episodes,
+    reference_scores,
 )
 from train_expert_maac import RECORDING_SEED
 
@@ -56,12 +58,21 @@ def cells(losses: np.ndarray, n_demos: int) -> list[str]:
     return [*texts, f"{shown - others:+.3f} ± {np.hypot(shown_half, others_half):.3f}"]
 
 
-def row(folder: Path, greedy: bool) -> str:
+def run_of(folder: Path) -> dict:
+    """The arguments of a run that has ended, on shipped demonstrations."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
     if not all((folder / name).is_file() for name in ("config.json", "summary.json", "policy.safetensors")):
         raise UserError(f"{folder} is not the folder of a run that has ended")
-    run = json.loads((folder / "config.json").read_text())["args"]
-    if "n_demos" not in run or run["demos"]:
+    config = json.loads((folder / "config.json").read_text())
+    if "n_demos" not in config["args"] or config["args"]["demos"]:
         raise UserError(f"{folder} did not learn from shipped demonstrations")
+    demos_of_run(config)  # which have not changed since
+    return config["args"]
+
+
+def row(folder: Path, greedy: bool) -> str:
+    run = run_of(folder)
     env_id, n_demos = run["env_id"], run["n_demos"]
     expert = load_policy(EXPERTS / env_id / "policy.safetensors")
     policy = load_policy(folder / "policy.safetensors")
@@ -81,6 +92,8 @@ def main(args: Args) -> None:
     if not args.folders:
         raise UserError("name at least one run folder")
     torch.set_num_threads(1)
+    for env_id in {run_of(folder)["env_id"] for folder in args.folders}:
+        reference_scores(env_id)  # warns of agents whose NSS says little
     print("| task | demonstrations | run | NSS, their starts | the file's others | later ones | difference |")
     print("|---|---:|---|---:|---:|---:|---:|")
     for folder in args.folders:

@@ -367,3 +367,22 @@ def test_the_demonstrations_of_the_card_are_those_of_the_file():
 def test_a_task_without_an_expert_names_the_command():
     with pytest.raises(UserError, match="python train_expert_maac.py --env-id simple_crypto"):
         env_utils.expert_scores("simple_crypto")
+
+
+def test_a_run_knows_the_demonstrations_it_was_begun_with_also_shipped_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(env_utils, "EXPERTS", tmp_path / "experts")
+    (tmp_path / "experts/simple_tag").mkdir(parents=True)
+    shipped, own = tmp_path / "experts/simple_tag/demos.npz", tmp_path / "own.npz"
+    for path in (shipped, own):
+        path.write_bytes(b"some demonstrations")
+    for demos in ("", str(own)):
+        args = {"env_id": "simple_tag", "n_demos": 50, "demos": demos}
+        folder = env_utils.make_run_folder(str(tmp_path / "runs"), "simple_tag", "test", 1, args)
+        config = json.loads((folder / "config.json").read_text())
+        assert env_utils.demos_of_run(config) == demos
+        (own if demos else shipped).write_bytes(b"others")
+        with pytest.raises(UserError, match="is not the file that the run was begun with"):
+            env_utils.demos_of_run(config)
+    args = {"env_id": "simple_tag", "seed": 1}  # an expert's training has none
+    folder = env_utils.make_run_folder(str(tmp_path / "runs"), "simple_tag", "test", 1, args)
+    assert "demos_sha256" not in json.loads((folder / "config.json").read_text())

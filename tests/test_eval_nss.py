@@ -437,6 +437,8 @@ def test_seen_layouts_of_the_docs_start_as_the_demonstrations_do(tmp_path):
     script = runpy.run_path(str(env_utils.ROOT / "docs/seen_layouts.py"))
     with pytest.raises(env_utils.UserError, match="not the folder of a run that has ended"):
         script["row"](tmp_path, greedy=True)
+    with pytest.raises(env_utils.UserError, match="there is no folder"):
+        script["row"](tmp_path / "nowhere", greedy=True)
     run = {"env_id": TASK, "n_demos": 50, "demos": "", "seed": 1, "discriminator": "decentralized"}
     (tmp_path / "summary.json").write_text('{"script": "madaac_discrete.py"}')
     shutil.copy(env_utils.EXPERTS / TASK / "policy.safetensors", tmp_path)
