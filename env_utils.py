@@ -967,7 +967,7 @@ def lengthen_run(run_folder: Path, total_timesteps: int) -> None:
 
 def demos_file(args: dict) -> Path:
     """The demonstrations that a run with these arguments learns from: those of --demos, or the task's shipped ones."""
-    return Path(args.get("demos") or EXPERTS / args["env_id"] / "demos.npz")
+    return Path(args.get("demos") or EXPERTS / str(args["env_id"]) / "demos.npz")
 
 
 def demos_of_run(config: dict) -> str:
