@@ -504,10 +504,8 @@ def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Pap
     columns = {"small": SMALL_COLUMNS, "large": LARGE_COLUMNS, "fork": FORK_COLUMNS}[scale]
     what, name = f"{scale}-scale tasks", f"{scale}_scale"
     if scale == "fork":
-        what, name = (
-            f"{FORK['keep_away']}, which fits the paper's scores less well than MAAC's physics",
-            "keep_away_fork",
-        )
+        what = f"{FORK['keep_away']}, which fits the paper's scores less well than MAAC's physics"
+        name = "keep_away_fork"
     rows = [
         [[], [who.capitalize()], [], *(reference_lines(paper, stage, column, who) for column in columns)]
         for who in ("random", "expert")

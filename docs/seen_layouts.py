@@ -1,12 +1,14 @@
 """How a run plays from the starts that it was shown, and from others: a row for each run folder.
 
     python docs/seen_layouts.py runs/<run folder> ...
+    python docs/seen_layouts.py --rewards runs/<run folder> ...
 
 Plays a run's policies and the expert's from the same 500 starts, those of the expert's recording: the first ones are
 those of the demonstrations that the run learned from, the first 200 those of the file, the others were not stored. NSS
 is averaged over agents, on one scale for all starts (the expert's mean over all 500 is 1, random play's of the expert's
 card 0), and each episode is set against the expert's from the same start: how easy a start is does not count, but how
 much there is to lose from it does, so that the file's other starts are a control. For runs on shipped demonstrations.
+With --rewards, what the run's recovered reward pays a step for the expert's play and for the run's, agent by agent.
 """
 
 import json
@@ -24,6 +26,7 @@ from env_utils import (
     UserError,
     demos_of_run,
     exit_on_user_error,
+    learned_reward,
     load_card,
     load_demos,
     load_policy,
@@ -42,6 +45,8 @@ class Args:
     """run folders of madaac_discrete.py, mairl_mack.py or magail_mack.py"""
     greedy: bool = False
     """most probable actions instead of drawn ones"""
+    rewards: bool = False
+    """mean recovered reward a step instead of NSS: of expert and run, from the starts shown and from later ones"""
 
 
 def nss(losses: np.ndarray) -> tuple[float, float]:
@@ -71,21 +76,40 @@ def run_of(folder: Path) -> dict:
     return config["args"]
 
 
-def row(folder: Path, greedy: bool) -> str:
+def play(folder: Path, greedy: bool) -> tuple[dict, list, list]:
+    """A run's arguments; of the expert's play and of the run's, scores [episodes, agents] and what was played."""
     run = run_of(folder)
     env_id, n_demos = run["env_id"], run["n_demos"]
-    expert = load_policy(EXPERTS / env_id / "policy.safetensors")
     policy = load_policy(folder / "policy.safetensors")
-    act = policy.greedy if greedy else policy.stochastic(run["seed"])
-    expert_scores = play_episodes(env_id, expert.greedy, EPISODES, RECORDING_SEED)[0]
-    scores, recorded = play_episodes(env_id, act, EPISODES, RECORDING_SEED, record=True)
-    if not np.array_equal(recorded.obs[:n_demos, 0], load_demos(env_id, n_demos).obs[:, 0]):
+    acts = [load_policy(EXPERTS / env_id / "policy.safetensors").greedy]
+    acts.append(policy.greedy if greedy else policy.stochastic(run["seed"]))
+    scores, recorded = zip(*(play_episodes(env_id, act, EPISODES, RECORDING_SEED, record=True) for act in acts))
+    if not np.array_equal(recorded[1].obs[:n_demos, 0], load_demos(env_id, n_demos).obs[:, 0]):
         raise UserError(f"{env_id}: its demonstrations do not start as episodes of seed {RECORDING_SEED} do")
-    random = np.array([agent["mean"] for agent in load_card(env_id)["scores"]["random"].values()])
-    losses = (expert_scores - scores) / (expert_scores.mean(0) - random)
+    return run, scores, recorded
+
+
+def names(folder: Path, run: dict) -> str:
     script = json.loads((folder / "summary.json").read_text())["script"]
-    names = [f"`{env_id}`", str(n_demos), f"`{script}`, {run['discriminator']}, seed {run['seed']}"]
-    return "| " + " | ".join([*names, *cells(losses, n_demos)]) + " |"
+    return f"| `{run['env_id']}` | {run['n_demos']} | `{script}`, {run['discriminator']}, seed {run['seed']} | "
+
+
+def row(folder: Path, greedy: bool) -> str:
+    run, (expert_scores, scores), _ = play(folder, greedy)
+    random = np.array([agent["mean"] for agent in load_card(run["env_id"])["scores"]["random"].values()])
+    losses = (expert_scores - scores) / (expert_scores.mean(0) - random)
+    return names(folder, run) + " | ".join(cells(losses, run["n_demos"])) + " |"
+
+
+def reward_row(folder: Path, greedy: bool) -> str:
+    run, _, recorded = play(folder, greedy)
+    reward, paid = learned_reward(folder), []
+    for demos in recorded:
+        obs, actions, _ = demos.transitions()  # [episodes * steps, agents, ...]
+        paid.append(np.asarray(reward(obs, actions)).reshape(EPISODES, -1, len(demos.agents)))
+    shown, later = slice(run["n_demos"]), slice(STORED, None)
+    means = [each[part].mean((0, 1)) for part in (shown, later) for each in paid]
+    return names(folder, run) + " | ".join(" / ".join(f"{value:.1f}" for value in mean) for mean in means) + " |"
 
 
 def main(args: Args) -> None:
@@ -94,10 +118,12 @@ def main(args: Args) -> None:
     torch.set_num_threads(1)
     for env_id in {run_of(folder)["env_id"] for folder in args.folders}:
         reference_scores(env_id)  # warns of agents whose NSS says little
-    print("| task | demonstrations | run | NSS, their starts | the file's others | later ones | difference |")
-    print("|---|---:|---|---:|---:|---:|---:|")
+    titles = ["NSS, their starts", "the file's others", "later ones", "difference"]
+    if args.rewards:
+        titles = ["their starts: the expert", "the run", "later ones: the expert", "the run"]
+    print("| task | demonstrations | run | " + " | ".join(titles) + " |\n|---|---:|---|---:|---:|---:|---:|")
     for folder in args.folders:
-        print(row(folder, args.greedy), flush=True)
+        print((reward_row if args.rewards else row)(folder, args.greedy), flush=True)
 
 
 if __name__ == "__main__":

@@ -451,6 +451,20 @@ def test_seen_layouts_of_the_docs_start_as_the_demonstrations_do(tmp_path):
     assert script["cells"](losses, 50)[:3] == ["0.900 ± 0.000", "0.800 ± 0.000", "0.500 ± 0.000"]
     assert script["cells"](losses, 50)[3].startswith("+0.300 ±")  # 0.9 - (150 * 0.8 + 300 * 0.5) / 450
     assert script["cells"](losses, 200)[1] == ""
+    random_reward(tmp_path, TASK)
+    *_, shown, shown_too, later, later_too, _ = script["reward_row"](tmp_path, greedy=True).split("|")
+    assert (shown, later) == (shown_too, later_too)  # the run's play is the expert's
+    demos = env_utils.load_demos(TASK, 50)
+    paid = env_utils.learned_reward(tmp_path)(*demos.transitions()[:2]).mean(0)
+    assert [float(value) for value in shown.split("/")] == pytest.approx(paid.tolist(), abs=0.06)
     (tmp_path / "config.json").write_text(json.dumps({"args": run | {"demos": "mine.npz"}}))
     with pytest.raises(env_utils.UserError, match="did not learn from shipped demonstrations"):
         script["row"](tmp_path, greedy=True)
+
+
+def test_keep_away_pairs_of_the_docs_take_each_agent_from_the_right_policy():
+    script = runpy.run_path(str(env_utils.ROOT / "docs/keep_away_pairs.py"))
+    pair = script["pair"](lambda obs: np.full(obs.shape[:2], 1), lambda obs: np.full(obs.shape[:2], 2))
+    assert pair(np.zeros((3, 2, 19))).tolist() == [[1, 2]] * 3  # pusher, reacher
+    with pytest.raises(env_utils.UserError, match="these are on: none"):
+        script["main"](script["Args"](folders=()))
