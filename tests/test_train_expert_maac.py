@@ -425,6 +425,10 @@ def test_end_to_end_writes_everything(finished):
     assert len(evaluations) == 6
     assert card["training"]["kept"] == "best"
     assert card["training"]["kept_at_step"] == max(evaluations, key=evaluations.get)
+    # Every evaluation had the same episodes, which are not those of the card.
+    again = env_utils.play_episodes("cooperative_communication", policy.greedy, 20, maac.SELECTION_SEED)[0].mean()
+    assert again == pytest.approx(max(evaluations.values()), rel=1e-5)
+    assert again != pytest.approx(demos.returns().mean(), rel=1e-5)
     assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
 
 
