@@ -470,15 +470,16 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
 def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dict | None) -> dict:
     """Score expert and random play on fresh episodes; write the policy, its demonstrations and the card."""
     folder = Path(args.experts) / args.env_id
-    scores = {}
     returns, demos = play_episodes(args.env_id, policy.greedy, args.final_episodes, RECORDING_SEED, record=True)
     random_policy = env_utils.random_actions(envs.num_actions, seed=20_000_003)
     random_returns, _ = play_episodes(args.env_id, random_policy, args.final_episodes, seed=20_000_003)
+    # One mean and interval an agent, and those of their mean: agents of one episode are not independent.
+    scores, over_agents, references = {}, {}, {}
     for who, played in (("expert", returns), ("random", random_returns)):
-        mean, half_width = mean_and_interval(played)
-        scores[who] = {
-            agent: {"mean": float(m), "interval_95": float(h)} for agent, m, h in zip(envs.agents, mean, half_width)
-        }
+        references[who] = mean_and_interval(played)
+        columns = np.hstack([references[who], mean_and_interval(played.mean(1, keepdims=True))])  # [2, agents + 1]
+        *by_agent, over_agents[who] = [{"mean": float(m), "interval_95": float(h)} for m, h in columns.T]
+        scores[who] = dict(zip(envs.agents, by_agent))
     demos.metadata = {
         "made_by": "train_expert_maac.py, the most probable action of each agent",
         "episodes_played": args.final_episodes,
@@ -490,6 +491,7 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
         "env_id": args.env_id,
         "episodes": args.final_episodes,
         "scores": scores,
+        "mean_over_agents": over_agents,
         "training": training,
         "versions": env_utils.versions(),
         "commit": env_utils.commit(),
@@ -497,10 +499,13 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
     }
     env_utils.write_json(folder / "card.json", card)
     print(f"\n{'agent':<16}{'expert':>20}{'random':>20}   ({args.final_episodes} episodes each, 95 % intervals)")
-    for agent in envs.agents:
-        cells = [f"{scores[who][agent]['mean']:.2f} ± {scores[who][agent]['interval_95']:.2f}" for who in scores]
+    for agent in [*envs.agents, "mean"]:
+        found = [scores[who].get(agent, over_agents[who]) for who in scores]
+        cells = [f"{score['mean']:.2f} ± {score['interval_95']:.2f}" for score in found]
         print(f"{agent:<16}{cells[0]:>20}{cells[1]:>20}")
-    if (returns.mean(0) <= random_returns.mean(0)).all():
+    below = env_utils.below_random(envs.agents, references)
+    env_utils.warn_of_references(env_utils.too_close(envs.agents, references), below)
+    if len(below) == len(envs.agents):
         print("warning: no agent of this expert scores better than random play; NSS against it means nothing")
     print(f"written: {folder}/policy.safetensors, demos.npz ({args.store_demos} episodes), card.json")
     return scores

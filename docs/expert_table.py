@@ -23,12 +23,13 @@ PAPER = {
 NOT_PART_OF_A_COMMAND = {"exp_name", "env_id", "torch_threads", "save_every", "total_timesteps"}
 
 
-def scores(task: str, by_agent: dict[str, dict]) -> str:
+def scores(card: dict, who: str) -> str:
     """One number where all agents are paid alike, the mean over agents for rover_tower, else one a role."""
+    by_agent, of_all = card["scores"][who], card["mean_over_agents"][who]
+    if card["env_id"].startswith("rover_tower"):
+        mean = f"{of_all['mean']:.1f} ± {of_all['interval_95']:.1f} (mean of {len(by_agent)} agents)"
+        return mean.replace("-", "−")
     cells = [f"{score['mean']:.1f} ± {score['interval_95']:.1f}" for score in by_agent.values()]
-    if task.startswith("rover_tower"):
-        mean = sum(score["mean"] for score in by_agent.values()) / len(by_agent)
-        return f"{mean:.1f} (mean of {len(by_agent)} agents)".replace("-", "−")
     return " / ".join(dict.fromkeys(cells)).replace("-", "−")
 
 
@@ -56,7 +57,6 @@ for task in TASK_IDS:
     path = EXPERTS / task / "card.json"
     if path.is_file():
         card = json.loads(path.read_text())
-        by = card["scores"]
-        expert, random = scores(task, by["expert"]), scores(task, by["random"])
+        expert, random = scores(card, "expert"), scores(card, "random")
         episodes = f"{card['training']['steps'] // 25:,}"
         print(f"| `{task}` | {expert} | {PAPER.get(task, '')} | {random} | {episodes} | {command(card)} |")

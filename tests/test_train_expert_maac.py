@@ -403,7 +403,7 @@ def test_end_to_end_writes_everything(finished):
         assert card["sha256"][name] == env_utils.sha256(expert / name)
     assert card["training"]["steps"] == 6000
     assert card["training"]["args"]["seed"] == 3
-    assert set(card["scores"]) == {"expert", "random"}
+    assert set(card["scores"]) == set(card["mean_over_agents"]) == {"expert", "random"}
     for name in ("config.json", "summary.json", "checkpoint.pt", "policy.safetensors", "video.mp4"):
         assert (run_folder / name).stat().st_size > 0
     assert list(run_folder.glob("events.*"))
@@ -591,3 +591,13 @@ def test_the_planning_pusher_of_the_docs_is_never_worse_than_those_it_plans_with
         now, rewards, *_ = envs.step(actions)
         planned = planned + rewards[:, 0]
     assert (planned >= np.max(plain, 0) - 1e-4).all() and (planned > np.min(plain, 0) + 1e-3).any()
+
+
+def test_the_table_of_experts_has_a_row_for_every_shipped_one(capsys):
+    runpy.run_path(str(ROOT / "docs" / "expert_table.py"))
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(path.name for path in env_utils.EXPERTS.iterdir())
+    for row in rows:
+        _, task, expert, paper, random, *_ = (cell.strip() for cell in row.split("|"))
+        assert "±" in expert and "±" in random
+        assert bool(paper) == (not task.startswith("`simple_"))
