@@ -352,14 +352,18 @@ class Demos:
         cut = {name: getattr(self, name)[which] for name in ("obs", "actions", "rewards", "lengths")}
         return Demos(self.env_id, self.agents, self.obs_sizes, **cut, metadata=self.metadata)
 
+    @property
+    def played(self) -> np.ndarray:
+        """[episodes, T]: whether a step was played; what stands behind an episode's end counts for nothing."""
+        return np.arange(self.actions.shape[1]) < self.lengths[:, None]
+
     def returns(self) -> np.ndarray:
         """[episodes, agents]"""
-        return self.rewards.sum(axis=1, dtype=np.float64)
+        return self.rewards.sum(axis=1, dtype=np.float64, where=self.played[:, :, None])
 
     def transitions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """obs [n, agents, widest], actions [n, agents] and true successors, of all steps that were played."""
-        played = np.arange(self.actions.shape[1]) < self.lengths[:, None]
-        return self.obs[:, :-1][played], self.actions[played], self.obs[:, 1:][played]
+        return self.obs[:, :-1][self.played], self.actions[self.played], self.obs[:, 1:][self.played]
 
     @staticmethod
     def joined(parts: "list[Demos]") -> "Demos":
@@ -447,6 +451,7 @@ def _demos_from_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: metadata must be JSON with format_version, env_id and agents ({error!r})") from None
     require(version == FORMAT_VERSION, f"format version {version}, this code reads version {FORMAT_VERSION}")
+    require(isinstance(env_id, str), f"metadata must name the task, found {env_id!r}")
     named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
     require(bool(named), f"metadata must name the agents in a list, found {agents!r}")
     missing = [f"obs_{agent}" for agent in agents if f"obs_{agent}" not in arrays]
@@ -494,8 +499,7 @@ def _require_fit(path: Path, demos: Demos, envs) -> None:
     if not np.array_equal(demos.obs_sizes, envs.obs_sizes):
         expected, found = envs.obs_sizes.tolist(), demos.obs_sizes.tolist()
         raise UserError(f"{path}: expected observation sizes {expected}, found {found} ({demos.env_id})")
-    played = np.arange(demos.actions.shape[1]) < demos.lengths[:, None]
-    largest = np.where(played[:, :, None], demos.actions, 0).max(axis=(0, 1))
+    largest = np.where(demos.played[:, :, None], demos.actions, 0).max(axis=(0, 1))
     for agent, largest_action, number in zip(demos.agents, largest, envs.num_actions):
         if largest_action >= number:
             raise UserError(
@@ -508,10 +512,7 @@ def load_card(env_id: str, folder: Path | None = None) -> dict:
     path = (folder or EXPERTS / env_id) / "card.json"
     if not path.is_file():
         raise UserError(f"no expert for {env_id!r}: make one with `python train_expert_maac.py --env-id {env_id}`")
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:  # not JSON, not even text
-        raise UserError(f"{path} is not the card of an expert ({error})") from None
+    return read_json_object(path, "the card of an expert")
 
 
 def expert_scores(env_id: str) -> np.ndarray:
@@ -547,8 +548,8 @@ def below_random(agents: list[str], references: dict[str, tuple[np.ndarray, np.n
 def warn_of_references(close: list[str], below: list[str]) -> None:
     for agent in close:
         print(f"warning: expert and random scores of {agent} are too close for its NSS to mean much")
-    for agent in sorted(set(below) - set(close)):
-        print(f"warning: {agent} scores less as the expert than in random play: its NSS says more of its opponents")
+    for agent in (agent for agent in below if agent not in close):
+        print(f"warning: {agent} scores less as the expert than in random play: its NSS says more of the others")
 
 
 def references_with_intervals(
@@ -563,15 +564,18 @@ def references_with_intervals(
     if demos_path:
         expert = load_demos(Path(demos_path), envs=envs).returns()
         return {"expert": mean_and_interval(expert), "random": play_randomly(env_id)}
-    card = load_card(env_id, expert_folder)
+    card, folder = load_card(env_id, expert_folder), Path(expert_folder or EXPERTS / env_id)
 
     def scores(name: str, key: str) -> np.ndarray:
         return np.array([float(card["scores"][name][agent][key]) for agent in envs.agents])
 
     try:
+        demos, digest = folder / "demos.npz", card.get("sha256", {}).get("demos.npz")
+        if digest and demos.is_file() and sha256(demos) != digest:  # a card's scores are those of its own expert
+            again = f"python train_expert_maac.py --env-id {env_id} --record-only {folder} --experts {folder.parent}"
+            raise UserError(f"{folder / 'card.json'} is not of the demos.npz beside it; record both again: `{again}`")
         return {name: (scores(name, "mean"), scores(name, "interval_95")) for name in ("expert", "random")}
-    except (KeyError, TypeError, ValueError) as error:
-        folder = expert_folder or EXPERTS / env_id
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'card.json'} lacks scores of {', '.join(envs.agents)} ({error!r})") from None
 
 
@@ -874,10 +878,24 @@ def write_json(path: Path, content: dict) -> None:
         temporary.write_text(json.dumps(for_json(content), indent=2, allow_nan=False) + "\n")
 
 
+def read_json_object(path: Path, what: str) -> dict:
+    try:
+        content = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:  # not JSON, not even text
+        raise UserError(f"{path} is not {what} ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not {what} (found {type(content).__name__}, not an object)")
+    return content
+
+
 def save_checkpoint(path: Path, content: dict) -> None:
     """Tensors and plain values only, so that reading it back cannot run code."""
     with writing(path) as temporary:
-        torch.save(content, temporary)
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content, file)
+        except RuntimeError as error:  # of a full disk, behind which torch keeps the one that says so
+            raise error.__context__ if isinstance(error.__context__, OSError) else error
 
 
 def for_checkpoint(state: dict) -> dict:
@@ -915,8 +933,11 @@ def sha256(path: Path) -> str:
 
 def versions() -> dict[str, str]:
     """What a result depends on besides its arguments."""
-    packages = ("torch", "numpy", "mpe2", "pettingzoo")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "mpe2", "pettingzoo"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # our own tasks do without mpe2
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def commit() -> str:

@@ -28,7 +28,8 @@ class Args:
     episodes: int = 500
     """fresh episodes a policy, stochastic and greedy each"""
     seed: int = 0
-    """seed of the episodes; the same for every run, so that they start from the same states"""
+    """seed of the episodes; the same for every run, so that they start from the same states (each further 500 episodes
+    take the next seed: others altogether are those of a seed as far away)"""
     policy: Literal["", "random", "expert"] = ""
     """evaluate uniformly random play, or the shipped expert, of --env-id"""
     env_id: str = ""

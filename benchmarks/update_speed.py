@@ -146,8 +146,9 @@ def seconds(function, repeats: int = 1) -> float:
 
 
 def main(args: Args) -> None:
-    if min(*args.agents, 99) < 2 or min(args.threads) < 1 or args.rounds < 1 or args.batch_size < 2:
-        print("error: needs at least 2 agents, 1 thread, 1 round and a batch of 2", file=sys.stderr)
+    too_few = min(args.agents, default=0) < 2 or min(args.threads, default=0) < 1 or not args.algorithms
+    if too_few or args.rounds < 1 or args.batch_size < 2:
+        print("error: needs an algorithm, at least 2 agents, 1 thread, 1 round and a batch of 2", file=sys.stderr)
         sys.exit(2)
     left, right = torch.randn(3000, 128), torch.randn(128, 128)
     rows = []

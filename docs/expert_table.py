@@ -24,7 +24,7 @@ NOT_PART_OF_A_COMMAND = {"exp_name", "env_id", "torch_threads", "save_every", "t
 
 
 def scores(card: dict, who: str) -> str:
-    """One number where all agents are paid alike, the mean over agents for rover_tower, else one a role."""
+    """The mean over agents for rover_tower, else one number for agents whose scores read alike: one a role or one."""
     by_agent, of_all = card["scores"][who], card["mean_over_agents"][who]
     if card["env_id"].startswith("rover_tower"):
         mean = f"{of_all['mean']:.1f} ± {of_all['interval_95']:.1f} (mean of {len(by_agent)} agents)"
@@ -35,6 +35,8 @@ def scores(card: dict, who: str) -> str:
 
 def command(card: dict) -> str:
     training = card["training"]
+    if not training:
+        return ""  # recorded from a policy of unknown origin
     defaults = dataclasses.asdict(train_expert_maac.Args())
     words = [f"--env-id {card['env_id']}"]
     paper_steps = (100_000 if card["env_id"].startswith("rover_tower") else 50_000) * 25
@@ -47,7 +49,8 @@ def command(card: dict) -> str:
     for name, value in arguments.items():
         if name in defaults and name not in NOT_PART_OF_A_COMMAND and value != defaults[name]:
             flag = f"--{name.replace('_', '-')}"
-            words.append(flag if value is True else f"{flag} {value}")
+            switch = flag if value else flag.replace("--", "--no-", 1)
+            words.append(switch if isinstance(value, bool) else f"{flag} {value}")
     return f"`{' '.join(words)}`"
 
 
@@ -58,5 +61,5 @@ for task in TASK_IDS:
     if path.is_file():
         card = json.loads(path.read_text())
         expert, random = scores(card, "expert"), scores(card, "random")
-        episodes = f"{card['training']['steps'] // 25:,}"
+        episodes = f"{card['training']['steps'] // 25:,}" if card["training"] else ""
         print(f"| `{task}` | {expert} | {PAPER.get(task, '')} | {random} | {episodes} | {command(card)} |")

@@ -3,6 +3,9 @@
 import importlib
 import json
 import os
+import resource
+import shutil
+import signal
 import zipfile
 from dataclasses import asdict, replace
 
@@ -65,6 +68,8 @@ def test_transitions_have_their_true_successors_and_leave_out_padding(demos):
     assert np.array_equal(obs[25], demos.obs[1, 0])
     assert np.array_equal(obs[35], demos.obs[2, 0])
     assert np.array_equal(obs[1:25], next_obs[:24])
+    assert demos.returns()[1] == pytest.approx(demos.rewards[1, :10].sum(0))
+    assert demos.returns()[0] == pytest.approx(demos.rewards[0].sum(0))
 
 
 def test_unseen_transitions_are_those_behind_the_ones_learned_from(path, demos):
@@ -95,6 +100,7 @@ def test_episodes_of_unequal_length_are_joined_with_padding(demos):
         ({"obs_speaker_0": None}, "obs_speaker_0"),
         ({"metadata": np.array('{"format_version": 1, "env_id": "x", "agents": 5}')}, "name the agents in a list"),
         ({"metadata": np.array('{"format_version": 1, "env_id": "x", "agents": []}')}, "name the agents in a list"),
+        ({"metadata": np.array('{"format_version": 1, "env_id": 5, "agents": ["a"]}')}, "must name the task, found 5"),
         ({"rewards": np.zeros((6, 25, 2), complex)}, "rewards must be real numbers, found complex128"),
         ({"obs_speaker_0": np.full((6, 26, 3), "a")}, "obs_speaker_0 must be real numbers"),
         ({"obs_speaker_0": np.full((6, 26, 3), 1e300)}, "obs_speaker_0 contains NaN or infinity"),
@@ -319,6 +325,22 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
         env_utils.load_checkpoint(path)
 
 
+def test_a_full_disk_is_told_and_leaves_the_last_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    env_utils.save_checkpoint(path, {"step": 1})
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, allowed[1]))
+    try:
+        with pytest.raises(UserError, match="cannot write .*checkpoint.pt"):
+            env_utils.save_checkpoint(path, {"step": 2, "buffer": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert env_utils.load_checkpoint(path) == {"step": 1}
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
 def test_normalized_score_similarity_and_intervals():
     nss = env_utils.normalized_score_similarity(np.array([5.0, -3.0]), np.array([10.0, -1.0]), np.array([0.0, -5.0]))
     np.testing.assert_allclose(nss, [0.5, 0.5])
@@ -362,6 +384,18 @@ def test_the_demonstrations_of_the_card_are_those_of_the_file():
         stated = env_utils.expert_scores(task)
         spread = demos.returns().std(0) / np.sqrt(len(demos))
         assert (np.abs(demos.returns().mean(0) - stated) < 4 * spread).all()
+
+
+def test_scores_of_a_card_beside_other_demonstrations_are_refused(tmp_path):
+    folder = tmp_path / "cooperative_communication"
+    shutil.copytree(env_utils.EXPERTS / "cooperative_communication", folder)
+    env_utils.references_with_intervals("cooperative_communication", expert_folder=folder)
+    env_utils.save_demos(folder / "demos.npz", load_demos("cooperative_communication", 5))
+    with pytest.raises(UserError, match=f"--record-only {folder} --experts {tmp_path}"):
+        env_utils.references_with_intervals("cooperative_communication", expert_folder=folder)
+    (folder / "card.json").write_text("[]")
+    with pytest.raises(UserError, match="not the card of an expert"):
+        env_utils.references_with_intervals("cooperative_communication", expert_folder=folder)
 
 
 def test_a_task_without_an_expert_names_the_command():

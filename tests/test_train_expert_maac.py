@@ -5,6 +5,7 @@ import json
 import math
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -425,11 +426,54 @@ def test_end_to_end_writes_everything(finished):
     assert len(evaluations) == 6
     assert card["training"]["kept"] == "best"
     assert card["training"]["kept_at_step"] == max(evaluations, key=evaluations.get)
-    # Every evaluation had the same episodes, which are not those of the card.
+    assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
+    # Every evaluation had the same episodes.
     again = env_utils.play_episodes("cooperative_communication", policy.greedy, 20, maac.SELECTION_SEED)[0].mean()
     assert again == pytest.approx(max(evaluations.values()), rel=1e-5)
-    assert again != pytest.approx(demos.returns().mean(), rel=1e-5)
-    assert np.isfinite([point.value for tag in events.Tags()["scalars"] for point in events.Scalars(tag)]).all()
+    # The card's scores are those of the recorded episodes, the mean over agents with an interval of its own.
+    returns = env_utils.play_episodes("cooperative_communication", policy.greedy, 30, maac.RECORDING_SEED)[0]
+    for found, played in (
+        (card["scores"]["expert"]["listener_0"], returns[:, 1]),
+        (card["mean_over_agents"]["expert"], returns.mean(1)),
+    ):
+        assert found["mean"] == pytest.approx(played.mean())
+        assert found["interval_95"] == pytest.approx(1.96 * played.std(ddof=1) / math.sqrt(30))
+
+
+def test_episodes_that_choose_score_and_judge_are_not_the_same():
+    """Every 500 episodes of `play_episodes` take the next seed."""
+    seeds = sorted([maac.SELECTION_SEED, maac.RECORDING_SEED, 20_000_003, env_utils.EVALUATION_SEED])
+    assert seeds[0] > 1_000_000 and np.diff(seeds).min() > 1_000_000
+
+
+def test_the_mean_over_agents_has_the_interval_of_episodes_and_rivals_are_warned_of(tmp_path):
+    """Rover and tower of a pair are paid alike, other pairs apart from them: neither all alike nor all independent."""
+    arguments = ["--experts", tmp_path, "--final-episodes", 40, "--store-demos", 2, "--torch-threads", 1]
+    run("--env-id", "rover_tower_8", "--record-only", ROOT / "experts/rover_tower_8", *arguments)
+    card = json.loads((tmp_path / "rover_tower_8" / "card.json").read_text())
+    policy = env_utils.load_policy(ROOT / "experts/rover_tower_8/policy.safetensors")
+    by_episode = env_utils.play_episodes("rover_tower_8", policy.greedy, 40, maac.RECORDING_SEED)[0].mean(1)
+    found = card["mean_over_agents"]["expert"]
+    assert found["mean"] == pytest.approx(by_episode.mean())
+    assert found["interval_95"] == pytest.approx(1.96 * by_episode.std(ddof=1) / math.sqrt(40))
+    arguments[3] = 500
+    output = run("--env-id", "keep_away", "--record-only", ROOT / "experts/keep_away", *arguments).stdout
+    assert "warning: pusher_0 scores less as the expert than in random play" in output
+    assert "reacher_0 scores less" not in output and "no agent of this expert" not in output
+
+
+def test_the_loop_stores_true_successors_and_takes_no_timeout_for_an_end(finished):
+    _, run_folder, _ = finished
+    checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
+    buffer = {name: tensor[:6000] for name, tensor in checkpoint["buffer"].items() if name != "added"}
+    assert checkpoint["buffer"]["added"] == 6000
+    assert buffer["terminated"].sum() == 0
+    # 100 copies side by side: step t of copy k is row 100 t + k, and row 100 (t + 1) + k goes on, but for resets.
+    obs, next_obs = (buffer[name].view(60, 100, 2, -1) for name in ("obs", "next_obs"))
+    goes_on = (next_obs[:-1] == obs[1:]).flatten(1).all(1)
+    assert goes_on.tolist() == [(t + 1) % 25 != 0 for t in range(59)]
+    # A listener that starts anew stands still; one that was cut off after 25 steps had moved on.
+    assert (obs[25, :, 1, :2] == 0).all() and (next_obs[24, :, 1, :2] != 0).any(-1).float().mean() > 0.9
 
 
 def test_same_seed_same_bits(finished, tmp_path):
@@ -500,6 +544,24 @@ def test_a_damaged_config_is_told(finished, tmp_path):
             maac.main(maac.Args(resume=str(tmp_path / "run")))
 
 
+def test_an_end_that_a_run_has_passed_is_refused(finished, tmp_path):
+    """No evaluation would follow, and the card would call another policy the last."""
+    _, run_folder, _ = finished
+    shutil.copytree(run_folder, tmp_path / "run")
+    with pytest.raises(env_utils.UserError, match="is at step 6000 already"):
+        maac.main(maac.Args(resume=str(tmp_path / "run"), total_timesteps=3000))
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["args"]["total_timesteps"] == 6000
+
+
+def test_a_damaged_card_beside_a_policy_is_told(finished, tmp_path):
+    folder, _, _ = finished
+    shutil.copytree(folder / "experts" / "cooperative_communication", tmp_path / "expert")
+    for content in ("{", "[]"):
+        (tmp_path / "expert" / "card.json").write_text(content)
+        with pytest.raises(env_utils.UserError, match="card.json is not what the policy beside it was trained by"):
+            maac.main(maac.Args(env_id="cooperative_communication", record_only=str(tmp_path / "expert")))
+
+
 def test_record_only_gives_the_same_demonstrations(finished, tmp_path):
     folder, _, _ = finished
     expert = folder / "experts" / "cooperative_communication"
@@ -514,6 +576,17 @@ def test_unequal_agents_and_a_pettingzoo_task_run(tmp_path):
     changes = {"env-id": "simple_crypto", "num-envs": 20, "total-timesteps": 1500}
     run(*small(tmp_path, **changes), "--updates-per-period", 4, "--critic-batch-norm", "--anneal-lr")
     assert (tmp_path / "experts/simple_crypto/card.json").exists()
+    # It cannot be put back into its state: a run that goes on starts new episodes, and counts none of the old rewards.
+    run_folder = next((tmp_path / "runs").iterdir())
+    checkpoint = env_utils.load_checkpoint(run_folder / "checkpoint.pt")
+    checkpoint["episode_return"][:] = 1e6
+    env_utils.save_checkpoint(run_folder / "checkpoint.pt", checkpoint)
+    config = json.loads((run_folder / "config.json").read_text())
+    config["args"] |= {"total_timesteps": 2500}
+    env_utils.write_json(run_folder / "config.json", config)
+    run("--resume", run_folder)
+    recent = env_utils.load_checkpoint(run_folder / "checkpoint.pt")["progress"][-1]
+    assert len(recent) == 100 and np.abs(recent).max() < 1e5
 
 
 def test_it_learns(tmp_path):
@@ -549,6 +622,9 @@ def test_it_learns(tmp_path):
         (["--policy-lr", "-1"], "--policy-lr must be above 0"),
         (["--critic-tau", "2"], "--critic-tau must be from 0 to 1"),
         (["--exp-name", "a/b"], "--exp-name"),
+        (["--alpha", "nan"], "--alpha must be a number from 0 on"),
+        (["--critic-weight-decay", "-1"], "--critic-weight-decay must be a number from 0 on"),
+        (["--policy-max-grad-norm", "0"], "--policy-max-grad-norm must be above 0"),
         (["--env-id", "simple_crypto", "--capture-video"], "--capture-video"),
     ],
 )
@@ -595,9 +671,6 @@ def test_the_planning_pusher_of_the_docs_is_never_worse_than_those_it_plans_with
 
 def test_the_table_of_experts_has_a_row_for_every_shipped_one(capsys):
     runpy.run_path(str(ROOT / "docs" / "expert_table.py"))
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert sorted(row.split("`")[1] for row in rows) == sorted(path.name for path in env_utils.EXPERTS.iterdir())
-    for row in rows:
-        _, task, expert, paper, random, *_ = (cell.strip() for cell in row.split("|"))
-        assert "±" in expert and "±" in random
-        assert bool(paper) == (not task.startswith("`simple_"))
+    table = capsys.readouterr().out
+    assert [row.split("`")[1] for row in table.splitlines()[2:]] == list(env_utils.TASK_IDS)
+    assert table in (ROOT / "README.md").read_text()
