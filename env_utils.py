@@ -895,7 +895,7 @@ def save_checkpoint(path: Path, content: dict) -> None:
             with open(temporary, "wb") as file:
                 torch.save(content, file)
         except RuntimeError as error:  # of a full disk, behind which torch keeps the one that says so
-            raise error.__context__ if isinstance(error.__context__, OSError) else error
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def for_checkpoint(state: dict) -> dict:
