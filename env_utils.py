@@ -520,6 +520,17 @@ def expert_scores(env_id: str) -> np.ndarray:
     return references_with_intervals(env_id)["expert"][0]
 
 
+def of_todays_expert(env_id: str, expert_scores: np.ndarray | list[float], arguments: str) -> bool:
+    """Whether a result with this score_E is of the expert that is there now; a successor makes results history.
+
+    So it is if its extra arguments name demonstrations of their own, or if there is no expert to compare with.
+    """
+    if re.search(r"--demos\b", arguments) or not (EXPERTS / env_id / "card.json").is_file():
+        return True
+    today = [score["mean"] for score in load_card(env_id)["scores"]["expert"].values()]
+    return len(today) == len(expert_scores) and bool(np.allclose(expert_scores, today, rtol=0, atol=1e-3))
+
+
 def random_scores(env_id: str) -> np.ndarray:
     """Mean score per agent of 500 episodes of uniformly random play: score_R of NSS."""
     return references_with_intervals(env_id)["random"][0]

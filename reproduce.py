@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -288,19 +289,25 @@ class Workspace:
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
     def summary(self, cell: Cell) -> dict | None:
-        """What an ended run left, if it had as many episodes as are asked for."""
+        """What an ended run left, if it had as many episodes as are asked for and today's demonstrations."""
         folder = self.script_folder(cell)
         if not folder or not (folder / "summary.json").is_file():
             return None
         summary = json.loads((folder / "summary.json").read_text())
-        return summary if summary["episodes"] >= episodes_of(cell, self.grid) else None
+        enough = summary["episodes"] >= episodes_of(cell, self.grid)
+        return summary if enough and of_todays_expert(cell, summary["expert"].values()) else None
 
     def has_row(self, cell: Cell) -> bool:
         """Whether it is done; a retraining on the reward of a shorter imitation than is asked for is not."""
         row, asked = self.rows.get(cell.run_id), episodes_of(cell, self.grid)
-        if row is None or int(row["episodes"]) < asked:
+        if row is None or int(row["episodes"]) < asked or self.is_of_earlier_expert(cell):
             return False
         return cell.stage == "imitate" or int(row["reward_episodes"]) >= asked
+
+    def is_of_earlier_expert(self, cell: Cell) -> bool:
+        """Whether there is a row, but of an expert that has been replaced since."""
+        row = self.rows.get(cell.run_id)
+        return row is not None and not of_todays_expert(cell, row["expert_scores"].split(";"))
 
     def is_running(self, cell: Cell) -> bool:
         """Whether a process holds the lock of a run: it is inherited by the script and lives as long as that does."""
@@ -352,7 +359,7 @@ class Workspace:
         if cell.stage == "retrain":
             row["reward_episodes"] = str(self.reward_episodes(cell, folder))
         longer = self.rows.get(cell.run_id)
-        if longer and int(longer["episodes"]) > int(row["episodes"]):
+        if longer and int(longer["episodes"]) > int(row["episodes"]) and not self.is_of_earlier_expert(cell):
             return longer  # run again with fewer, for its reward's sake
         self.results.mkdir(parents=True, exist_ok=True)
         write_csv(self.results / "curves" / f"{cell.run_id}.csv", ("episodes", "seconds", "nss", "pcc"), curve(folder))
@@ -369,6 +376,25 @@ def has_reward_of(folder: Path, imitation: Path) -> bool:
     config = json.loads((folder / "config.json").read_text())["args"]
     reward = imitation / "reward.safetensors"
     return reward.is_file() and config.get("reward_sha256") == env_utils.sha256(reward)
+
+
+def of_todays_expert(cell: Cell, expert_scores: Iterable) -> bool:
+    scores, arguments = [float(score) for score in expert_scores], f"{cell.arguments} {cell.reward_arguments}"
+    return env_utils.of_todays_expert(cell.task, scores, arguments)
+
+
+def of_other_demonstrations(cell: Cell, folder: Path) -> bool:
+    """Whether a run folder is of demonstrations that have been replaced since: no script would go on with it."""
+    if (folder / "summary.json").is_file():
+        expert = json.loads((folder / "summary.json").read_text())["expert"]
+        return not of_todays_expert(cell, expert.values())
+    if cell.stage == "retrain":
+        return False  # known by its reward
+    try:
+        env_utils.demos_of_run(json.loads((folder / "config.json").read_text()))
+    except UserError:
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -522,6 +548,9 @@ class Process:
         if begun and reward_run and not has_reward_of(begun, reward_run):
             put_aside(begun)  # on the reward of an imitation that has changed since
             begun = None
+        if begun and of_other_demonstrations(cell, begun):
+            put_aside(begun)
+            begun = None
         if begun and (begun / "checkpoint.pt").is_file():
             command = resume_command(cell, work, begun)
         else:
@@ -640,6 +669,7 @@ def plan(args: Plan) -> None:
     for cell in todo:
         seconds = estimated_seconds(cell, args, speeds)
         again = "  again, for its reward" if work.has_row(cell) else ""
+        again = "  again, of a new expert" if work.is_of_earlier_expert(cell) else again
         print(f"{cell.run_id:<78}{episodes_of(cell, args):>10,}  {hours(seconds) if seconds else '?':>8}{again}")
     print(f"\n{len(cells)} runs chosen, {sum(map(work.has_row, cells))} done, {len(todo)} to run")
     print(f"time with {args.workers} at once: {time_left(todo, args, work.rows, args.workers)}")

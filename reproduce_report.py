@@ -303,11 +303,15 @@ def comparable(runs: list[Run]) -> list[Run]:
     return [kept[seed] for seed in sorted(kept)]
 
 
+def of_todays_expert(run: Run) -> bool:
+    return env_utils.of_todays_expert(run.task, run.expert_scores, " ".join(run.all_arguments))
+
+
 def select(runs: list[Run]) -> dict[Cell, list[Run]]:
-    """Runs by cell, of numbers of demonstrations that the paper has."""
+    """Runs by cell, of today's experts and of numbers of demonstrations that the paper has."""
     cells = defaultdict(list)
     for run in runs:
-        if run.n_demos in DEMOS:
+        if run.n_demos in DEMOS and of_todays_expert(run):
             cells[run.cell].append(run)
     return {cell: comparable(group) for cell, group in cells.items()}
 
@@ -1267,12 +1271,15 @@ def make_figures(cells: dict, curves: dict, aggregates: Aggregates) -> dict[str,
     }
 
 
-def make_index(tables: list[Table], figures: list[str], rows: int, used: int) -> str:
+def make_index(tables: list[Table], figures: list[str], runs: list[Run], used: int) -> str:
     parts = ["# Results beside the paper's\n"]
-    left_out = f"; {rows - used:,} left out" if rows > used else ""
+    left_out = f"; {len(runs) - used:,} left out" if len(runs) > used else ""
+    if former := Counter(run.task for run in runs if not of_todays_expert(run)):
+        named = ", ".join(f"{task} {count:,}" for task, count in former.items())
+        left_out += f", {former.total():,} of them because their experts have been replaced since ({named})"
     parts.append(
-        f"`runs.csv` has {counted(rows, 'row')}: {used:,} in the tables and figures below{left_out}. A cell is the "
-        "mean of its runs over seeds. Of a cell's runs these count:\n\n"
+        f"`runs.csv` has {counted(len(runs), 'row')}: {used:,} in the tables and figures below{left_out}. A cell is "
+        "the mean of its runs over seeds. Of a cell's runs these count:\n\n"
         "- those with the paper's number of episodes, or with the most if none has it;\n"
         "- of retrainings those by the paper's algorithm, on rewards of imitations of the paper's length, if there "
         "are any;\n"
@@ -1327,4 +1334,4 @@ def write_report(results: Path, paper: Path) -> list[Path]:
         write_png(path, figure)
         drawn.append(name)
         written.append(path)
-    return [*written, write_text(results / "tables" / "index.md", make_index(tables, drawn, len(runs), len(used)))]
+    return [*written, write_text(results / "tables" / "index.md", make_index(tables, drawn, runs, len(used)))]

@@ -220,6 +220,19 @@ def test_plan_says_which_imitations_are_run_again_for_their_rewards(tmp_path, ca
     assert len(marked) == 1 and marked[0].startswith(f"imitate__{row}")
 
 
+def test_plan_runs_again_what_was_made_with_an_expert_that_was_replaced(tmp_path, capsys):
+    choice = {"tasks": "cooperative_communication", "algorithms": "mairl", "n_demos": "50", "stages": "imitate"}
+    choice |= {"runs": str(tmp_path), "seeds": "1,2", "discriminators": "decentralized"}
+    rows = reproduce.read_rows(ROOT / "results" / "runs.csv")
+    row = "imitate__cooperative_communication__mairl__decentralized__50__2"
+    rows[row]["expert_scores"] = "-20.0000;-20.0000"
+    reproduce.write_csv(tmp_path / "results" / "runs.csv", reproduce.COLUMNS, list(rows.values()))
+    reproduce.plan(reproduce.Plan(results=str(tmp_path / "results"), **choice))
+    output = capsys.readouterr().out
+    assert [line.split()[0] for line in output.splitlines() if "again, of a new expert" in line] == [row]
+    assert "2 runs chosen, 1 done, 1 to run" in output
+
+
 # Running it, with stubs
 
 
@@ -306,6 +319,31 @@ def test_a_longer_budget_goes_on_and_retrains_on_the_new_reward(copy):
     assert notes(copy).count(f"begin {RETRAIN}") == 2, "its reward is another one"
     assert len(list((copy / "runs/reproduce/quick/put_aside").iterdir())) == 1, "what had ended is not deleted"
     assert quick(200) == longer, "a smaller budget changes nothing"
+
+
+def test_a_new_expert_makes_runs_begin_again(copy):
+    """Those that have ended, and those that were stopped on the way: no script would go on with them."""
+    choice = ["--tasks", "cooperative_communication", "--algorithms", "mairl", "--n-demos", "50", "--seeds", "1"]
+    choice += ["--discriminators", "decentralized"]
+    assert run(copy, *choice)[0] == 0
+    before = rows(copy)
+    assert set(before) == {
+        f"{stage}__cooperative_communication__mairl__decentralized__50__1" for stage in ("imitate", "retrain")
+    }
+    # The stubs' expert scores 2.0; a card that says so changes nothing, another one does.
+    card = copy / "experts" / "cooperative_communication" / "card.json"
+    card.parent.mkdir()
+    card.write_text(json.dumps({"scores": {"expert": {"a": {"mean": 2.0}}}}))
+    assert "0 runs to do" in run(copy, *choice)[1]
+    card.write_text(json.dumps({"scores": {"expert": {"a": {"mean": 3.0}}}}))
+    for name in (*reproduce.SCRIPTS.values(), "retrain.py"):
+        (copy / name).write_text(STUB.replace('"expert": {"a": 2.0}', '"expert": {"a": 3.0}'))
+    assert "waiting" in status(copy, *choice)
+    code, output = run(copy, *choice)
+    assert code == 0 and "2 runs to do" in output
+    assert {row["expert_scores"] for row in rows(copy).values()} == {"3.0000"}
+    assert sum(line.startswith("begin") for line in notes(copy)) == 4
+    assert len(list((copy / "runs/reproduce/smoke/put_aside").iterdir())) == 2
 
 
 def test_an_interrupt_lets_runs_save_and_the_same_command_goes_on(copy):

@@ -20,6 +20,7 @@ PAPER = Path(__file__).resolve().parent.parent / "results" / "paper.csv"
 T_2 = 12.7062047  # 97.5 % quantile of Student's t with one degree of freedom: two runs
 T_3 = 4.3026527  # with two: three runs
 PARAMETERS_FIGURE = report.parameters_figure  # others have a stub
+OF_TODAYS_EXPERT = env_utils.of_todays_expert  # others take all rows for such
 KEEP_AWAY = ("20.00;-5.00", "120.00;-25.00")  # expert and random
 REFERENCES = {"keep_away_maac": KEEP_AWAY, "keep_away": KEEP_AWAY}  # others are below
 
@@ -99,8 +100,12 @@ def hand_made() -> list[dict]:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Few samples, and no networks: to import and to count them takes longer than most of the rest."""
+    """Few samples, and no networks: to import and to count them takes longer than most of the rest.
+
+    The rows here are of experts with round scores, which nobody has shipped.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(env_utils, "of_todays_expert", lambda *_: True)
         patch.setattr(report, "parameters_figure", lambda: report.panels(1, 1, (1, 1))[0])
         patch.setattr(report, "BOOTSTRAP_SAMPLES", 200)
         yield
@@ -681,3 +686,23 @@ def test_the_tables_of_the_docs_are_those_of_the_committed_rows():
     assert len(tables) == 5
     for table in tables:
         assert any(table in page for page in pages), f"run python docs/results_table.py again: {table[:300]}"
+
+
+def test_runs_of_an_expert_that_was_replaced_are_left_out_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(env_utils, "of_todays_expert", OF_TODAYS_EXPERT)
+    monkeypatch.setattr(report, "make_figures", lambda *_: {})
+    scores = [score["mean"] for score in env_utils.load_card("keep_away_maac")["scores"]["expert"].values()]
+    today = ";".join(f"{score:.4f}" for score in scores)
+    earlier = ";".join(f"{score + 0.01:.4f}" for score in scores)
+    kept = row(expert_scores=today, scores="31.00;-6.00")
+    own = row(n_demos=100, expert_scores=earlier, scores="32.00;-6.00", arguments="--demos mine.npz")
+    former = row(n_demos=200, expert_scores=earlier, scores="33.00;-6.00")
+    report.write_report(write_results(tmp_path, [kept, own, former]), PAPER)
+    table = (tmp_path / "tables" / "small_scale_imitation.md").read_text()
+    assert "31.0" in table and "32.0" in table and "33.0" not in table
+    index = (tmp_path / "tables" / "index.md").read_text()
+    assert (
+        "3 rows: 2 in the tables and figures below; 1 left out, 1 of them because their experts have been replaced"
+        in index
+    )
+    assert "since (keep_away_maac 1)" in index
