@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from env_utils import load_card
+from env_utils import of_todays_expert
 from reproduce_report import paper_task
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -114,10 +114,10 @@ def large_table() -> str:
                         budgets = sorted({int(run["episodes"]) for run in found} - {100_000})
                         seeds = [f"{len(found)} seeds"] if len(found) > 1 else []
                         marks = [f"{budget:,} episodes" for budget in budgets] + seeds
-                        expert = ";".join(
-                            f"{score['mean']:.4f}" for score in load_card(task)["scores"]["expert"].values()
-                        )
-                        marks += ["earlier expert"] if any(run["expert_scores"] != expert for run in found) else []
+                        todays = [
+                            of_todays_expert(task, [*map(float, r["expert_scores"].split(";"))], "") for r in found
+                        ]
+                        marks += [] if all(todays) else ["earlier expert"]
                         ours = number(sum(scores) / len(scores), 1) + (f" ({', '.join(marks)})" if marks else "")
                     cells += [ours, number(papers_means(stage, task)[title, "decentralized", demos, "mean"], 1)]
                 if any(cells[::2]):

@@ -672,6 +672,7 @@ def test_the_committed_tables_are_those_of_the_committed_rows(tmp_path, monkeypa
     drawn = {path.stem: None for path in sorted((root / "results/figures").glob("*.png"))}
     monkeypatch.setattr(report, "make_figures", lambda *_: drawn)  # without the time that drawing takes
     monkeypatch.setattr(report, "BOOTSTRAP_SAMPLES", 2000)  # as it is outside of tests
+    monkeypatch.setattr(env_utils, "of_todays_expert", OF_TODAYS_EXPERT)
     report.write_report(results, results / "paper.csv")
     for path in sorted((root / "results/tables").iterdir()):
         if path.name != "index.md":  # it names the figures too
