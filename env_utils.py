@@ -407,6 +407,7 @@ def load_demos(env_id_or_path: str | Path, n_demos: int | None = None, envs=None
     if not path.is_file():
         if is_file:
             raise UserError(f"no demonstrations at {path}: {'it is a folder' if path.is_dir() else 'no such file'}")
+        make_envs(str(env_id_or_path), 1)  # a task that there is not is told as such
         raise UserError(
             f"no demonstrations for {env_id_or_path!r}: make them with "
             f"`python train_expert_maac.py --env-id {env_id_or_path}`, or give a file of your own with --demos"
@@ -637,9 +638,11 @@ class SavedPolicy:
         return x.masked_fill(missing, -torch.inf).transpose(0, 1)
 
     def greedy(self, obs: np.ndarray) -> np.ndarray:
+        """The most probable actions, [B, agents]."""
         return self.logits(obs).argmax(-1).numpy()
 
     def stochastic(self, seed: int) -> Callable:
+        """A function like `greedy` that draws actions by their probabilities."""
         generator = torch.Generator().manual_seed(seed)
 
         def act(obs: np.ndarray) -> np.ndarray:
@@ -690,7 +693,8 @@ def _load_tensors(path: Path, what: str, kinds: tuple[str, ...], envs) -> tuple[
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
     if envs is not None:
         if not same_task(header["env_id"], envs.env_id):
-            raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
+            found = header["env_id"]
+            raise UserError(f"{path} is for another task: expected {envs.env_id}, found {found} (--env-id {found})")
         for name in ("agents", "obs_sizes", "num_actions"):
             expected = np.asarray(getattr(envs, name)).tolist()
             if header[name] != expected:

@@ -9,6 +9,7 @@ random play, 1 the expert. A score is the task's own return of an episode; the l
 
 import contextlib
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +167,7 @@ def expert_of(env_id: str, demos_path: str = "", expert_folder: Path | None = No
 def evaluate(env_id: str, players: dict, references_from: dict, args: Args) -> dict:
     """Scores and NSS of each player, a name and a policy for `play_episodes`."""
     references, reference_episodes = references_of(env_id, **references_from)
-    found = described(env_id, args, references, reference_episodes)
+    found = described(env_id, args, references, reference_episodes, references_from)
     for name, act in players.items():
         returns = play_episodes(env_id, act, args.episodes, seed=env_utils.EVALUATION_SEED + args.seed)[0]
         found[name] = described_player(returns, nss_with_interval(returns, references))
@@ -195,7 +196,7 @@ def among_experts(env_id: str, players: dict, references_from: dict, args: Args)
         "random": play_alone(env_utils.random_actions(envs.num_actions, args.seed)),
     }
     references = {name: mean_and_interval(values) for name, values in returns.items()}
-    found = described(env_id, args, references, dict.fromkeys(returns, args.episodes))
+    found = described(env_id, args, references, dict.fromkeys(returns, args.episodes), references_from)
     gap, half = mean_and_interval(returns["expert"] - returns["random"])
     found["too_close"] = [agent for agent, is_close in zip(envs.agents, np.abs(gap) <= 3 * half) if is_close]
     for name, act in players.items():
@@ -204,9 +205,11 @@ def among_experts(env_id: str, players: dict, references_from: dict, args: Args)
     return found
 
 
-def described(env_id: str, args: Args, references: dict, reference_episodes: dict) -> dict:
+def described(env_id: str, args: Args, references: dict, reference_episodes: dict, references_from: dict) -> dict:
     agents = list(make_envs(env_id, 1).agents)
     found = {"env_id": env_id, "episodes": args.episodes, "reference_episodes": reference_episodes, "agents": agents}
+    folder = references_from.get("expert_folder") or env_utils.EXPERTS / env_id
+    found["expert_from"] = references_from.get("demos_path") or os.path.relpath(Path(folder) / "card.json")
     found["too_close"] = env_utils.too_close(agents, references) if reference_episodes["expert"] else []
     found["below_random"] = env_utils.below_random(agents, references)
     for name, (mean, half) in references.items():
@@ -237,7 +240,8 @@ def print_table(title: str, found: dict, players: list[str]) -> None:
     columns = ["random", "expert", *players]
     of = found["reference_episodes"]
     print(f"\n{title}\n{found['env_id']}, {found['episodes']} episodes, 95 % intervals over episodes", end="")
-    print(f" (random play: {of['random']} episodes, expert: {of['expert'] or 'none known, so there is no NSS'})")
+    expert = f"{of['expert']}, of {found['expert_from']}" if of["expert"] else "none known, so there is no NSS"
+    print(f" (random play: {of['random']} episodes, expert: {expert})")
     width = max(18, *(len(agent) + 2 for agent in found["agents"]))
     heads = ["agent", *columns, *(f"NSS {name}" for name in players)]
     print("".join(f"{head:>{width}}" for head in heads))

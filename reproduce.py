@@ -671,7 +671,9 @@ def plan(args: Plan) -> None:
         again = "  again, for its reward" if work.has_row(cell) else ""
         again = "  again, of a new expert" if work.is_of_earlier_expert(cell) else again
         print(f"{cell.run_id:<78}{episodes_of(cell, args):>10,}  {hours(seconds) if seconds else '?':>8}{again}")
-    print(f"\n{len(cells)} runs chosen, {sum(map(work.has_row, cells))} done, {len(todo)} to run")
+    again = sum(map(work.has_row, todo))
+    of_them = f", {again} of them again" if again else ""
+    print(f"\n{len(cells)} runs chosen, {sum(map(work.has_row, cells))} done, {len(todo)} to run{of_them}")
     print(f"time with {args.workers} at once: {time_left(todo, args, work.rows, args.workers)}")
 
 

@@ -51,15 +51,16 @@ class Args:
     track: bool = False
     """log to Weights & Biases too (needs `pip install wandb`)"""
     capture_video: bool = False
-    """write a short video of the kept policy, playing greedily, into the run folder"""
+    """write a short video of the kept policy, playing greedily, into the run folder (with --record-only
+    beside the card); of the tasks of particle_envs.py, which can be drawn"""
     runs: str = "runs"
     """where run folders go"""
     experts: str = str(env_utils.EXPERTS)
     """where the expert, its demonstrations and its card go, in a folder named after the task"""
     resume: str = ""
     """a run folder to go on with; its config.json has the other arguments, and only these may be
-    new: --torch-threads, --save-every, --track, --capture-video, paths of the same files, and
-    --total-timesteps, to make it longer or end it sooner"""
+    new: --torch-threads, --save-every, --track, --capture-video, --experts, and --total-timesteps
+    (not with --anneal-lr), to make it longer or end it sooner"""
     record_only: str = ""
     """skip training: evaluate and record this policy.safetensors (or the folder that has one)"""
 
@@ -468,6 +469,12 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
     return scores.shape[1] > 1 and bool(np.corrcoef(scores.T).min() < -0.3)
 
 
+def args_of_training(args: dict) -> dict:
+    """Those that a policy depends on, not where files are nor what is recorded of it."""
+    others = ("resume", "record_only", "runs", "experts", "final_episodes", "store_demos")
+    return {name: value for name, value in args.items() if name not in others}
+
+
 def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dict | None, code: str) -> dict:
     """Score expert and random play on fresh episodes; write the policy, its demonstrations and the card."""
     folder = Path(args.experts) / args.env_id
@@ -491,6 +498,7 @@ def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dic
         "format_version": env_utils.FORMAT_VERSION,
         "env_id": args.env_id,
         "episodes": args.final_episodes,
+        "demonstrations": args.store_demos,
         "scores": scores,
         "mean_over_agents": over_agents,
         "training": training,
@@ -554,22 +562,32 @@ def main(args: Args) -> None:
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs, args.seed)
 
+    if args.capture_video:
+        env_utils.require_can_draw(envs)
+    expert_folder = Path(args.experts) / args.env_id
+    env_utils.require_writable(expert_folder)  # now, not after an hour of training
+    if (expert_folder / "card.json").is_file():
+        print(f"what is in {expert_folder} will be replaced at the end (--experts: elsewhere)")
     if args.record_only:
         path = Path(args.record_only)
         path = path / "policy.safetensors" if path.is_dir() else path
         policy = env_utils.load_policy(path, envs)
         beside = [path.with_name(name) for name in ("card.json", "summary.json") if path.with_name(name).is_file()]
         found = env_utils.read_json_object(beside[0], "what the policy beside it was trained by") if beside else {}
-        record_expert(policy, envs, args, found.get("training"), code)
+        training = found.get("training")
+        if training and "args" in training:
+            training |= {"args": args_of_training(training["args"])}
+        record_expert(policy, envs, args, training, code)
+        if args.capture_video:
+            env_utils.write_video(expert_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
+            print(f"video: {expert_folder}/video.mp4")
         return
 
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent; MAAC attends to others and needs at least two")
-    if args.capture_video:
-        env_utils.require_can_draw(envs)
-    env_utils.require_writable(Path(args.experts) / args.env_id)  # now, not after an hour of training
     if not args.total_timesteps:
         args.total_timesteps = (100_000 if args.env_id.startswith("rover_tower") else 50_000) * envs.episode_length
+    interrupt = env_utils.Interrupt()
     if not checkpoint:
         run_folder = env_utils.make_run_folder(args.runs, args.env_id, args.exp_name, args.seed, asdict(args))
     if args.track:
@@ -585,8 +603,6 @@ def main(args: Args) -> None:
     keep_best = args.keep == "best" or (args.keep == "auto" and not agents_compete(args.env_id, envs.num_actions))
     if args.keep == "auto" and not keep_best:
         print(f"agents of {args.env_id} compete: the last policy will be the expert, not the best (--keep)")
-    if (Path(args.experts) / args.env_id / "card.json").is_file():
-        print(f"the expert in {Path(args.experts) / args.env_id} will be replaced at the end (--experts: elsewhere)")
 
     obs = torch.as_tensor(envs.reset(), device=device)
     episode_return, recent_returns = torch.zeros(args.num_envs, num_agents), []
@@ -605,7 +621,6 @@ def main(args: Args) -> None:
         env_utils.set_rng_state(checkpoint["rng"])
 
     print(f"run folder: {run_folder}")
-    interrupt = env_utils.Interrupt()
     first_step, started = step, time.time()
     last_saved = started
     progress = tqdm(total=args.total_timesteps, initial=step, unit="step", unit_scale=True, desc=args.env_id)
@@ -660,7 +675,8 @@ def main(args: Args) -> None:
                 "gradients/policy_max": seen["policy_norms"].max(),
             }.items():
                 writer.add_scalar(name, float(value), step)
-            progress.set_postfix_str(f"score {mean_returns.mean():.1f}, best greedy {best_score:.1f}")
+            best = f", best greedy {best_score:.1f}" if kept else ""
+            progress.set_postfix_str(f"score {mean_returns.mean():.1f}{best}")
 
         # Evaluate the greedy policy, always on the same episodes, and keep the best.
         finished = step >= args.total_timesteps
@@ -697,7 +713,7 @@ def main(args: Args) -> None:
     policy = env_utils.load_policy(run_folder / "policy.safetensors", envs)
     training = {
         "script": "train_expert_maac.py",
-        "args": {k: v for k, v in asdict(args).items() if k not in ("resume", "record_only", "runs", "experts")},
+        "args": args_of_training(asdict(args)),
         "commit": json.loads((run_folder / "config.json").read_text())["commit"],  # of its beginning
         "kept": "best" if keep_best else "last",
         "kept_at_step": kept_at_step,

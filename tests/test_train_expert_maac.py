@@ -565,11 +565,16 @@ def test_a_damaged_card_beside_a_policy_is_told(finished, tmp_path):
 def test_record_only_gives_the_same_demonstrations(finished, tmp_path):
     folder, _, _ = finished
     expert = folder / "experts" / "cooperative_communication"
-    run(*small(tmp_path), "--record-only", expert)
+    run(*small(tmp_path, **{"store-demos": 10}), "--record-only", expert, "--capture-video")
     again = tmp_path / "experts" / "cooperative_communication"
     a, b = (env_utils.load_demos(path / "demos.npz") for path in (expert, again))
-    assert np.array_equal(a.obs, b.obs)
-    assert json.loads((again / "card.json").read_text())["training"]["steps"] == 6000
+    assert np.array_equal(a.first(10).obs, b.obs)
+    before, after = (json.loads((path / "card.json").read_text()) for path in (expert, again))
+    assert before["demonstrations"] == 20 and after["demonstrations"] == 10
+    assert before["training"] == after["training"] and "store_demos" not in after["training"]["args"]
+    assert (again / "video.mp4").stat().st_size > 0
+    output = run(*small(tmp_path), "--record-only", expert).stdout
+    assert f"what is in {again} will be replaced" in output
 
 
 def test_unequal_agents_and_a_pettingzoo_task_run(tmp_path):
