@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 import tyro
 
 import env_utils
@@ -39,6 +40,8 @@ class Args:
     """also put each agent alone among experts: all others play the most probable actions of the expert whose
     demonstrations were learned from, so that agents are compared in the same company, also where they compete (three or
     more plays of the episodes for every agent; needs the expert's own folder, not just a file of demonstrations)"""
+    torch_threads: int = 0
+    """threads that torch may use; 0 leaves it to torch (one is best beside other runs)"""
     json: bool = False
     """print JSON for machines instead of tables"""
     video: str = ""
@@ -259,8 +262,10 @@ def print_table(title: str, found: dict, players: list[str]) -> None:
 def main(args: Args) -> None:
     if args.episodes < 2:
         raise UserError("--episodes must be at least 2")
-    if args.seed < 0:
-        raise UserError("--seed must be at least 0")
+    if min(args.seed, args.torch_threads) < 0:
+        raise UserError("--seed and --torch-threads must be at least 0")
+    if args.torch_threads:
+        torch.set_num_threads(args.torch_threads)
     if bool(args.policy) == bool(args.runs):
         both = ", not both" if args.policy else ""
         raise UserError(f"name run folders, or --policy random|expert with --env-id{both}")

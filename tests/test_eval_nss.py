@@ -274,7 +274,7 @@ def test_a_video_of_expert_and_learner_from_the_same_initial_states(a_run, tmp_p
         (["UNINSTALLED"], "no_such_package"),
         (["NEW"], "no policy yet"),
         (["MISMATCH"], "another task"),
-        (["EMPTY", "--seed", "-1"], "--seed must be at least 0"),
+        (["EMPTY", "--seed", "-1"], "--seed and --torch-threads must be at least 0"),
         (["EXPERT", "--video", "/proc/both.mp4"], "cannot write"),
         (["NOT_TEXT"], "is not that of a run"),
         (["NO_NAME"], "named by a string"),
