@@ -11,7 +11,6 @@ trains, keeps the best policy, and writes experts/<env_id>/policy.safetensors, d
 """
 
 import copy
-import json
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -469,10 +468,33 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
     return scores.shape[1] > 1 and bool(np.corrcoef(scores.T).min() < -0.3)
 
 
+def keeps_best(args: Args, envs) -> bool:
+    """Whether the best policy becomes the expert, or the last."""
+    return args.keep == "best" or (args.keep == "auto" and not agents_compete(args.env_id, envs.num_actions))
+
+
 def args_of_training(args: dict) -> dict:
     """Those that a policy depends on, not where files are nor what is recorded of it."""
     others = ("resume", "record_only", "runs", "experts", "final_episodes", "store_demos")
     return {name: value for name, value in args.items() if name not in others}
+
+
+def training_so_far(run_folder: Path, envs) -> dict | None:
+    """For the card: how the policy that a run has kept was trained, from its config and its last checkpoint."""
+    config = env_utils.read_json_object(run_folder / "config.json", "a config")
+    if "keep" not in config["args"]:
+        return None  # of another script
+    step, _, kept_at_step, seconds, _ = env_utils.load_checkpoint(run_folder / "checkpoint.pt")["progress"]
+    return {
+        "script": "train_expert_maac.py",
+        "args": args_of_training(config["args"]),
+        "commit": config["commit"],  # of its beginning
+        "kept": "best" if keeps_best(Args(**config["args"]), envs) else "last",
+        "kept_at_step": kept_at_step,
+        "steps": step,
+        "episodes": step // envs.episode_length,
+        "seconds": round(seconds),
+    }
 
 
 def record_expert(policy: env_utils.SavedPolicy, envs, args: Args, training: dict | None, code: str) -> dict:
@@ -577,6 +599,8 @@ def main(args: Args) -> None:
         training = found.get("training")
         if training and "args" in training:
             training |= {"args": args_of_training(training["args"])}
+        elif path.with_name("checkpoint.pt").is_file():  # of a run that has not ended
+            training = training_so_far(path.parent, envs)
         record_expert(policy, envs, args, training, code)
         if args.capture_video:
             env_utils.write_video(expert_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
@@ -600,7 +624,7 @@ def main(args: Args) -> None:
     obs_stats = RunningMeanStd(num_agents, widest_obs).to(device)
     reward_stats = RunningMeanStd(num_agents).to(device)
     modules = vars(nets) | {"buffer": buffer, "obs_stats": obs_stats, "reward_stats": reward_stats}
-    keep_best = args.keep == "best" or (args.keep == "auto" and not agents_compete(args.env_id, envs.num_actions))
+    keep_best = keeps_best(args, envs)
     if args.keep == "auto" and not keep_best:
         print(f"agents of {args.env_id} compete: the last policy will be the expert, not the best (--keep)")
 
@@ -711,16 +735,7 @@ def main(args: Args) -> None:
 
     # The expert: fresh episodes, demonstrations, card.
     policy = env_utils.load_policy(run_folder / "policy.safetensors", envs)
-    training = {
-        "script": "train_expert_maac.py",
-        "args": args_of_training(asdict(args)),
-        "commit": json.loads((run_folder / "config.json").read_text())["commit"],  # of its beginning
-        "kept": "best" if keep_best else "last",
-        "kept_at_step": kept_at_step,
-        "steps": step,
-        "episodes": step // envs.episode_length,
-        "seconds": round(seconds_before + time.time() - started),
-    }
+    training = training_so_far(run_folder, envs)
     scores = record_expert(policy, envs, args, training, code)
     if args.capture_video:
         env_utils.write_video(run_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)

@@ -553,6 +553,18 @@ def test_an_end_that_a_run_has_passed_is_refused(finished, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["args"]["total_timesteps"] == 6000
 
 
+def test_what_a_run_has_kept_can_be_recorded_before_its_end(finished, tmp_path):
+    folder, run_folder, _ = finished
+    shutil.copytree(run_folder, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    recording = {"experts": str(tmp_path / "experts"), "final_episodes": 30, "store_demos": 20}
+    maac.main(maac.Args(env_id="cooperative_communication", record_only=str(tmp_path / "run"), **recording))
+    before, after = (
+        json.loads((path / "experts/cooperative_communication/card.json").read_text()) for path in (folder, tmp_path)
+    )
+    assert before["training"] == after["training"] and before["scores"] == after["scores"]
+
+
 def test_a_damaged_card_beside_a_policy_is_told(finished, tmp_path):
     folder, _, _ = finished
     shutil.copytree(folder / "experts" / "cooperative_communication", tmp_path / "expert")
