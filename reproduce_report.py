@@ -1276,7 +1276,8 @@ def make_index(tables: list[Table], figures: list[str], runs: list[Run], used: i
     left_out = f"; {len(runs) - used:,} left out" if len(runs) > used else ""
     if former := Counter(run.task for run in runs if not of_todays_expert(run)):
         named = ", ".join(f"{task} {count:,}" for task, count in former.items())
-        left_out += f", {former.total():,} of them because their experts have been replaced since ({named})"
+        share = "" if former.total() == len(runs) - used else f" {former.total():,} of them"
+        left_out += f",{share} because their experts have been replaced since ({named})"
     parts.append(
         f"`runs.csv` has {counted(len(runs), 'row')}: {used:,} in the tables and figures below{left_out}. A cell is "
         "the mean of its runs over seeds. Of a cell's runs these count:\n\n"

@@ -702,8 +702,5 @@ def test_runs_of_an_expert_that_was_replaced_are_left_out_and_told(tmp_path, mon
     table = (tmp_path / "tables" / "small_scale_imitation.md").read_text()
     assert "31.0" in table and "32.0" in table and "33.0" not in table
     index = (tmp_path / "tables" / "index.md").read_text()
-    assert (
-        "3 rows: 2 in the tables and figures below; 1 left out, 1 of them because their experts have been replaced"
-        in index
-    )
+    assert "3 rows: 2 in the tables and figures below; 1 left out, because their experts have been replaced" in index
     assert "since (keep_away_maac 1)" in index
