@@ -599,7 +599,7 @@ def main(args: Args) -> None:
         training = found.get("training")
         if training and "args" in training:
             training |= {"args": args_of_training(training["args"])}
-        elif path.with_name("checkpoint.pt").is_file():  # of a run that has not ended
+        elif not training and path.with_name("checkpoint.pt").is_file():  # of a run that has not ended
             training = training_so_far(path.parent, envs)
         record_expert(policy, envs, args, training, code)
         if args.capture_video:
