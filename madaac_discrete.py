@@ -350,72 +350,45 @@ class Discriminators(nn.Module):
 
 
 class ReplayBuffer:
-    """The latest transitions of all agents, with every observation stored once.
+    """The latest transitions of all agents, in a ring."""
 
-    A step of all copies fills a slot of a ring, and the successors of its observations stand in the next slot. Where
-    an episode ended, the true last observation is kept apart, for there the next slot starts another episode.
-    """
+    names = ("obs", "next_obs", "actions", "rewards", "terminated")
 
-    arrays = ("obs", "actions", "rewards", "terminated", "done", "final_obs", "final_index")
-
-    def __init__(self, capacity: int, num_envs: int, num_agents: int, widest_obs: int):
-        steps = max(capacity // num_envs, 1)
+    def __init__(self, capacity: int, num_agents: int, widest_obs: int):
         # Not initialised: memory that was never written is never taken from the system.
-        self.obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)
-        self.actions = torch.empty(steps + 1, num_envs, num_agents, dtype=torch.int16)
-        self.rewards = torch.empty(steps + 1, num_envs, num_agents)  # the task's own, for --debug-true-reward
-        self.terminated = torch.empty(steps + 1, num_envs)
-        self.done = torch.zeros(steps + 1, num_envs, dtype=torch.bool)
-        self.final_obs = torch.empty(steps + 1, num_envs, num_agents, widest_obs)  # hardly ever filled far
-        self.final_index = torch.zeros(steps + 1, dtype=torch.int64)  # slot of final_obs, where somebody is done
-        self.steps, self.num_envs, self.added, self.finals = steps, num_envs, 0, 0
+        self.obs = torch.empty(capacity, num_agents, widest_obs)
+        self.next_obs = torch.empty(capacity, num_agents, widest_obs)
+        self.actions = torch.empty(capacity, num_agents, dtype=torch.int64)
+        self.rewards = torch.empty(capacity, num_agents)
+        self.terminated = torch.empty(capacity)
+        self.added = 0
+
+    def add(self, **transitions: np.ndarray) -> None:
+        """One array [n, ...] per name."""
+        n = len(transitions["terminated"])
+        rows = (self.added + torch.arange(n)) % len(self.terminated)
+        for name in self.names:
+            store = getattr(self, name)
+            store[rows] = torch.as_tensor(transitions[name]).to(store.dtype)
+        self.added += n
 
     def __len__(self) -> int:
-        return min(self.added, self.steps) * self.num_envs
-
-    def add(self, obs, actions, rewards, terminated, done, next_obs, final_obs) -> None:
-        """One step of all copies, [num_envs, ...] each."""
-        slot, slots = self.added % len(self.obs), len(self.obs)
-        self.obs[slot], self.obs[(slot + 1) % slots] = torch.as_tensor(obs), torch.as_tensor(next_obs)
-        self.actions[slot], self.rewards[slot] = torch.as_tensor(actions), torch.as_tensor(rewards)
-        self.terminated[slot], self.done[slot] = torch.as_tensor(terminated), torch.as_tensor(done)
-        if done.any():
-            self.final_index[slot] = self.finals % slots
-            self.final_obs[self.finals % slots] = torch.as_tensor(final_obs)
-            self.finals += 1
-        self.added += 1
-
-    def cut(self, next_obs: torch.Tensor) -> None:
-        """End all episodes after the newest step, whose successors were next_obs."""
-        slot, slots = (self.added - 1) % len(self.obs), len(self.obs)
-        if not self.done[slot].any():
-            self.final_index[slot] = self.finals % slots
-            self.final_obs[self.finals % slots] = next_obs
-            self.finals += 1
-        self.done[slot] = True
+        return min(self.added, len(self.terminated))
 
     def sample(self, batch: int) -> list[torch.Tensor]:
         """obs, next_obs [agents, batch, widest], actions, rewards [agents, batch], terminated [batch]."""
-        pick = torch.randint(len(self), (batch,))
-        slot, env = (self.added - 1 - pick // self.num_envs) % len(self.obs), pick % self.num_envs
-        next_obs = self.obs[(slot + 1) % len(self.obs), env]
-        ended = self.done[slot, env]
-        next_obs[ended] = self.final_obs[self.final_index[slot[ended]], env[ended]]
-        rows = (self.obs[slot, env], next_obs, self.actions[slot, env].long(), self.rewards[slot, env])
-        return [part.transpose(0, 1) for part in rows] + [self.terminated[slot, env]]
+        rows = torch.randint(len(self), (batch,))
+        picked = [getattr(self, name)[rows] for name in self.names]
+        return [part.transpose(0, 1) if part.dim() > 1 else part for part in picked]
 
     def state_dict(self) -> dict:
-        used = min(self.added + 1, len(self.obs))
-        finals = min(self.finals, len(self.obs))
-        counts = {name: finals if name == "final_obs" else used for name in self.arrays}
         # Copies: a checkpoint of a slice would hold all of the memory it is a slice of.
-        filled = {name: getattr(self, name)[:count].clone() for name, count in counts.items()}
-        return filled | {"added": self.added, "finals": self.finals}
+        return {name: getattr(self, name)[: len(self)].clone() for name in self.names} | {"added": self.added}
 
     def load_state_dict(self, state: dict) -> None:
-        for name in self.arrays:
+        for name in self.names:
             getattr(self, name)[: len(state[name])] = state[name]
-        self.added, self.finals = state["added"], state["finals"]
+        self.added = state["added"]
 
 
 # Losses
@@ -630,7 +603,7 @@ def main(args: Args) -> None:
 
     num_agents, widest_obs = len(envs.agents), int(envs.obs_sizes.max())
     nets = make_networks(envs.obs_sizes, envs.num_actions, args, device)
-    buffer = ReplayBuffer(args.buffer_size, args.num_envs, num_agents, widest_obs)
+    buffer = ReplayBuffer(args.buffer_size, num_agents, widest_obs)
     modules = vars(nets) | {"buffer": buffer}
     obs = envs.reset()
     episode_return, recent_returns = np.zeros((args.num_envs, num_agents)), []
@@ -642,7 +615,6 @@ def main(args: Args) -> None:
         episode_return = checkpoint["episode_return"].numpy()
         obs = envs.set_state(env_utils.from_checkpoint(checkpoint["env_state"]))
         if not np.array_equal(obs, checkpoint["obs"]):  # a task that cannot be put back starts new episodes
-            buffer.cut(checkpoint["obs"])
             episode_return[:] = 0.0
         env_utils.set_rng_state(checkpoint["rng"])
         env_utils.save_resumed_args(run_folder, args)
@@ -659,7 +631,7 @@ def main(args: Args) -> None:
             actions = sample(nets.policies(torch.as_tensor(obs, device=device).transpose(0, 1))[1]).T.cpu().numpy()
         next_obs, rewards, terminated, truncated, final_obs = envs.step(actions)
         done = terminated | truncated
-        buffer.add(obs, actions, rewards, terminated, done, next_obs, final_obs)
+        buffer.add(obs=obs, next_obs=final_obs, actions=actions, rewards=rewards, terminated=terminated)
         obs = next_obs
         episode_return += rewards
         recent_returns = (recent_returns + episode_return[done].tolist())[-500:]
