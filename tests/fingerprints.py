@@ -71,8 +71,8 @@ def measure(folder: Path) -> dict[str, str]:
                     first = run(*words, "--total-timesteps", str(steps[1]), runs=folder)
                     longer = [f"{script}.py", "--resume", str(first), "--total-timesteps", str(steps[0])]
                     note(f"{name} resumed", run(*longer, runs=folder))
-        words = f"--env-id {task} --torch-threads 1 --seed 3 --num-envs 20 --batch-size 100 --eval-episodes 4"
-        words += f" --total-timesteps 3000 --final-episodes 4 --store-demos 2 --runs {folder} --experts {folder}/experts"
+        words = f"--env-id {task} --torch-threads 1 --seed 3 --num-envs 20 --batch-size 100 --selection-episodes 4"
+        words += f" --total-timesteps 3000 --eval-episodes 4 --store-demos 2 --runs {folder} --experts {folder}/experts"
         note(f"train_expert_maac {task}", run("train_expert_maac.py", *words.split(), runs=folder))
     for script, task, options in (
         ("mairl_mack", TASKS[0], MACK),
@@ -80,7 +80,7 @@ def measure(folder: Path) -> dict[str, str]:
         ("madaac_discrete", TASKS[1], MADAAC[:6]),
     ):
         source = runs[f"{script} {task} decentralized"]
-        words = ["retrain.py", "--run", str(source), *COMMON, *options, "--total-timesteps", "1500", "--runs", folder]
+        words = ["retrain.py", str(source), *COMMON, *options, "--total-timesteps", "1500", "--runs", folder]
         note(f"retrain {script} {task}", run(*words, runs=folder))
     return found
 

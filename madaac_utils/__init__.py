@@ -1,0 +1,1 @@
+"""What the scripts share that is not an environment."""

@@ -1,0 +1,79 @@
+"""Checkpoints: tensors and plain values only, with checksums, the last two of a run."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from madaac_utils.files import UserError, writing
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes on one run folder are not noticed there
+    fcntl = None
+
+
+def lock(folder: Path):
+    """Refuse a second process on the same run folder, and remove what a killed process left half written."""
+    file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the process ends)
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is working on {folder}") from None
+    for left_over in folder.glob(".*.tmp*"):
+        left_over.unlink(missing_ok=True)
+    return file
+
+
+def save_checkpoint(folder: Path, state: dict) -> None:
+    """Write checkpoint.pt with tensors and plain values only; the one before becomes checkpoint_previous.pt."""
+    path = folder / "checkpoint.pt"
+    with writing(path) as temporary:
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(state, file)
+        except RuntimeError as error:  # torch hides the error of a full disk behind its own
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+        if path.is_file():
+            os.replace(path, folder / "checkpoint_previous.pt")
+
+
+def load_checkpoint(folder: Path) -> dict:
+    """The newest checkpoint that is undamaged, by the checksums that torch writes for every tensor."""
+    paths = [path for name in ("checkpoint", "checkpoint_previous") if (path := folder / f"{name}.pt").is_file()]
+    if not paths:
+        raise UserError(f"cannot resume {folder}: there is no checkpoint.pt")
+    for path in paths:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:
+                    raise ValueError("a checksum is wrong")
+            state = torch.load(path, weights_only=True, map_location="cpu")
+            if not isinstance(state, dict):
+                raise ValueError("it holds no dictionary")
+            return state
+        except Exception as error:  # torch and zipfile raise many kinds of errors for damaged files
+            print(f"warning: {path} is damaged and is not used ({type(error).__name__}: {error})".split("\n")[0])
+    raise UserError(f"cannot resume {folder}: no checkpoint is readable")
+
+
+def to_tensors(state):
+    """NumPy arrays as tensors; no tensor of the result has more memory behind it than it shows, and none is copied."""
+    if isinstance(state, dict):
+        return {name: to_tensors(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [to_tensors(value) for value in state]
+    if isinstance(state, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(state))
+    if torch.is_tensor(state) and state.device.type == "cpu" and state.untyped_storage().nbytes() > state.nbytes:
+        return torch.from_numpy(state.detach().numpy())  # a slice of a buffer: torch.save would write all of it
+    return state
+
+
+def to_arrays(state):
+    if isinstance(state, dict):
+        return {name: to_arrays(value) for name, value in state.items()}
+    return state.numpy() if torch.is_tensor(state) else state

@@ -1,0 +1,61 @@
+"""Where results come from: run folders with their configuration, versions and commit."""
+
+import contextlib
+import importlib.metadata
+import itertools
+import os
+import platform
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from madaac_utils.demos import demos_path
+from madaac_utils.files import ROOT, UserError, sha256, write_json
+
+
+def make_run_folder(args, script: Path) -> Path:
+    """runs/{env_id}__{exp_name}__{seed}__{time}/ with its config.json."""
+    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    for number in itertools.count(1):
+        folder = Path(args.runs) / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)  # fails if another process has just made it
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot write {folder}: {error.strerror}") from None
+    config = {"script": script.name, "script_sha256": sha256(script), "args": asdict(args)}
+    config |= {"versions": versions(), "commit": commit(script)}
+    if hasattr(args, "n_demos"):
+        config["demos_sha256"] = sha256(demos_path(Path(args.demos) if args.demos else args.env_id))
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "mpe2", "pettingzoo"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit(script: Path) -> str:
+    """The commit of this code, with + if tracked files or the script itself differ from it.
+
+    The environment variable MADAAC_COMMIT names it for a copy of the code that is not a git checkout.
+    """
+    if os.environ.get("MADAAC_COMMIT"):
+        return os.environ["MADAAC_COMMIT"]
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        changed += git("status", "--porcelain", "--untracked-files=all", "--", str(script))
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,282 @@
+"""A training run: its folder, arguments, logs, checkpoints, signals and final report.
+
+run = Run(__file__, args)                            # a new run, or the one that --resume names
+run.start(envs, references, policies=policies, ...)  # makes the folder, or restores the checkpoint
+for step in run.steps(args.num_envs):                # counts, shows progress, saves, stops on Ctrl-C
+    ...
+    if run.due(run.log_every):
+        run.log(metrics)
+run.finish()                                         # files, evaluation, table, summary.json last
+"""
+
+import contextlib
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from env_utils import RecordEpisodes
+from madaac_utils.checkpoints import load_checkpoint, lock, save_checkpoint, to_arrays, to_tensors
+from madaac_utils.configuration import PATHS, check_args, resumed_args
+from madaac_utils.evaluation import evaluate, score_table
+from madaac_utils.files import Diverged, UserError, read_json, write_json
+from madaac_utils.policies import load_policy, policy_tensors, require_same_policy, save_policy
+from madaac_utils.provenance import make_run_folder
+from madaac_utils.rewards import learned_reward, require_same_reward, save_reward
+from madaac_utils.scores import Reference, mean_nss
+from madaac_utils.video import require_can_draw, write_video
+
+
+class Run:
+    def __init__(self, script: str, args):
+        self.script, self.args, self.folder = Path(script).resolve(), args, None
+        self.step = self.previous = 0
+        self.seconds_before, self.started = 0.0, time.time()
+        if args.resume:
+            self.folder = Path(args.resume)
+            self.args = resumed_args(self.folder, args, self.script)
+        for name in PATHS & {field.name for field in fields(args)}:
+            if getattr(self.args, name):  # config.json may be read from other folders
+                setattr(self.args, name, str(Path(getattr(self.args, name)).resolve()))
+        self.args.exp_name = self.args.exp_name or self.script.stem
+        check_args(self.args)
+        if self.args.torch_threads:
+            torch.set_num_threads(self.args.torch_threads)
+        torch.manual_seed(self.args.seed)
+        self.device = torch.device("cuda" if self.args.cuda else "cpu")
+
+    def start(
+        self,
+        envs: RecordEpisodes,
+        references: dict[str, Reference] | None,
+        saves_policy: bool = True,
+        **parts,
+    ) -> None:
+        """Make the run folder, or restore the parts of a resumed run from its checkpoint.
+
+        `parts` are networks, optimizers and whatever else has state_dict() and load_state_dict(). Those called
+        `policies` and `discriminators` are saved as policy.safetensors and reward.safetensors with every checkpoint,
+        unless `saves_policy` is False because the script does that itself.
+        """
+        self.envs, self.references, self.parts, self.saves_policy = envs, references, parts, saves_policy
+        if self.args.capture_video:
+            require_can_draw(envs.envs)
+        policy_tensors(parts["policies"])  # raises an error now if the network cannot be described in a file
+        self.log_every = max(1, min(self.args.log_every, self.args.total_timesteps // 50))
+        if self.args.resume:
+            self.lock = lock(self.folder)
+            self._restore()
+        else:
+            self.folder = make_run_folder(self.args, self.script)
+            self.lock = lock(self.folder)
+        print(f"run folder: {self.folder}")
+        if self.args.track:
+            import wandb
+
+            wandb.init(
+                project="madaac",
+                name=self.folder.name,
+                config=asdict(self.args),
+                sync_tensorboard=True,
+                dir=self.folder,
+            )
+        self.writer = SummaryWriter(str(self.folder), purge_step=self.step + 1 if self.args.resume else None)
+        self.interrupted = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._interrupt)
+
+    # The loop
+
+    def steps(self, size: int) -> Iterator[int]:
+        """Yield the number of environment steps at the end of each iteration, which takes `size` of them."""
+        total, self.started = self.args.total_timesteps, time.time()
+        self.first_step, self.saved_at, self.save_seconds = self.step, self.started, 0.0
+        last_line = self.started
+        quiet = not sys.stderr.isatty()
+        bar = tqdm(total=total, initial=self.step, unit="step", unit_scale=True, desc=self.args.env_id, disable=quiet)
+        self.status = ""
+        while self.step < total:
+            self.previous, self.step = self.step, self.step + size
+            yield self.step
+            bar.set_postfix_str(self.status, refresh=False)
+            bar.update(size)
+            now = time.time()
+            if quiet and now - last_line > 60:
+                last_line, rate = now, (self.step - self.first_step) / (now - self.started)
+                left = (total - self.step) / rate / 60
+                print(f"step {self.step:,} of {total:,}, {left:.0f} minutes left, {self.status}", flush=True)
+            finished = self.step >= total
+            # Saving takes less than 2 % of the time, however large the buffer is.
+            if finished or self.interrupted or now - self.saved_at > max(self.args.save_every, 50 * self.save_seconds):
+                try:
+                    self.save()
+                except (UserError, Diverged):
+                    bar.close()
+                    raise
+            if self.interrupted and not finished:
+                bar.close()
+                command = f"python {shlex.quote(self.script.name)} --resume {shlex.quote(str(self.folder))}"
+                print(f"stopped at step {self.step}; continue with: {command}", file=sys.stderr)
+                sys.exit(130)
+        bar.close()
+
+    def due(self, period: int) -> int:
+        """How many multiples of `period` the current iteration has reached."""
+        return self.step // period - self.previous // period
+
+    @property
+    def progress_left(self) -> float:
+        """The share of the budget that was left at the beginning of this iteration."""
+        return 1 - self.previous / self.args.total_timesteps
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training so far, over all parts of a resumed run."""
+        return self.seconds_before + time.time() - self.started
+
+    def log(self, metrics: dict[str, torch.Tensor | float]) -> None:
+        """Write metrics, episode returns and NSS to TensorBoard. A metric that is not finite ends the run."""
+        returns = self.envs.mean_returns()
+        if returns is None or not metrics:
+            return
+        values = {name: float(value) for name, value in metrics.items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is {value} at step {self.step}; {self._last_checkpoint()}")
+        seconds = time.time() - self.started
+        values |= {f"charts/episodic_return-{agent}": value for agent, value in zip(self.envs.agents, returns)}
+        values["charts/SPS"] = (self.step - self.first_step) / seconds
+        values["charts/seconds"] = self.seconds
+        values["charts/episodes"] = self.step / self.envs.episode_length
+        status = [f"{self.step // self.envs.episode_length:,} episodes"]
+        if self.references:
+            values["charts/nss"] = mean_nss(returns, self.references)
+        for name, label in (
+            ("charts/nss", "NSS"),
+            ("charts/pcc", "PCC"),
+            ("discriminator/accuracy_expert", "D on expert"),
+            ("discriminator/accuracy_unseen_expert", "on unseen expert"),
+            ("discriminator/accuracy_learner", "on learner"),
+        ):
+            if name in values:
+                status.append(f"{label} {values[name]:.2f}")
+        self.status = ", ".join(status)
+        try:
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, self.step)
+            self.writer.flush()
+        except OSError as error:
+            with contextlib.suppress(UserError):
+                self.save()
+            raise UserError(f"cannot write TensorBoard events to {self.folder}: {error.strerror or error}") from None
+
+    def _interrupt(self, *_) -> None:
+        """Save and stop after this iteration; a second signal stops at once."""
+        self.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    # Checkpoints
+
+    def save(self) -> None:
+        """Write checkpoint.pt and keep the one before it; also the policy and the reward as they are now."""
+        for name, part in self.parts.items():
+            tensors = part.state_dict().values() if isinstance(part, nn.Module) else ()
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                raise Diverged(
+                    f"{name} contains numbers that are not finite at step {self.step}; {self._last_checkpoint()}"
+                )
+        started = time.time()
+        state = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "envs": to_tensors(self.envs.state_dict()),
+            "rng": [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])],
+            "parts": {name: to_tensors(part.state_dict()) for name, part in self.parts.items()},
+        }
+        save_checkpoint(self.folder, state)
+        if self.saves_policy:
+            self.save_policy(*policy_tensors(self.parts["policies"]))
+        if "discriminators" in self.parts:
+            save_reward(self.folder / "reward.safetensors", self.parts["discriminators"], self.envs)
+        self.saved_at = time.time()
+        self.save_seconds = self.saved_at - started
+
+    def save_policy(self, tensors: dict[str, torch.Tensor], header: dict) -> None:
+        save_policy(self.folder / "policy.safetensors", tensors, header, self.envs)
+
+    def _last_checkpoint(self) -> str:
+        if (self.folder / "checkpoint.pt").is_file():
+            return f"the last good checkpoint is kept in {self.folder}"
+        return f"there is no checkpoint yet in {self.folder}"
+
+    def _restore(self) -> None:
+        state = load_checkpoint(self.folder)
+        try:
+            self.step, self.seconds_before = int(state["step"]), float(state["seconds"])
+            for name, part in self.parts.items():
+                part.load_state_dict(state["parts"][name])
+            self.envs.load_state_dict(to_arrays(state["envs"]))
+            torch.set_rng_state(state["rng"][0])
+            if len(state["rng"]) > 1:
+                torch.cuda.set_rng_state_all(state["rng"][1:])
+        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            first_line = str(error).strip().split("\n")[0]
+            raise UserError(f"the checkpoint in {self.folder} does not fit this script: {first_line}") from None
+        config = read_json(self.folder / "config.json", "the config of a run")
+        ended = (self.folder / "summary.json").is_file()
+        if self.args.total_timesteps > self.step:
+            (self.folder / "summary.json").unlink(missing_ok=True)
+        elif ended:
+            print(f"{self.folder} has ended and is evaluated again (a larger --total-timesteps would continue it)")
+        write_json(self.folder / "config.json", config | {"args": asdict(self.args)})
+
+    # The end
+
+    def finish(self, **summary) -> None:
+        """Check the saved files, evaluate the policy on fresh episodes, print a table, write summary.json last."""
+        args, agents = self.args, list(self.envs.agents)
+        policy = load_policy(self.folder / "policy.safetensors", self.envs)
+        require_same_policy(policy, self.parts["policies"], self.envs)
+        if has_reward := "discriminators" in self.parts:
+            require_same_reward(learned_reward(self.folder, self.envs), self.parts["discriminators"], self.envs)
+        players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
+        found = evaluate(args.env_id, players, self.references, args.eval_episodes, args.seed)
+        summary = {
+            "script": self.script.name,
+            "env_id": args.env_id,
+            "steps": self.step,
+            "episodes": self.step // self.envs.episode_length,
+            "seconds": round(self.seconds),
+            "nss_last_500_training_episodes": mean_nss(self.envs.mean_returns(), self.references),
+            **summary,
+            **{name: dict(zip(agents, mean.tolist())) for name, (mean, _) in self.references.items()},
+        }
+        for name, scores in found.items():
+            pairs = zip(agents, scores["score"], scores["interval_95"])
+            summary[name] = {
+                "nss": scores["nss_mean"],
+                "scores": {agent: {"mean": mean, "interval_95": half} for agent, mean, half in pairs},
+                "nss_by_agent": dict(zip(agents, scores["nss"])),
+            }
+            if not (self.folder / "summary.json").is_file():
+                self.writer.add_scalar(f"eval/nss_{name}", scores["nss_mean"], self.step)
+        self.writer.close()
+        print(f"\n{args.eval_episodes} fresh episodes each, 95 % intervals over episodes")
+        print(score_table(agents, self.references, found))
+        if args.capture_video:
+            write_video(self.folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
+        write_json(self.folder / "summary.json", summary)
+        folder = shlex.quote(str(self.folder))
+        print(f"written: {self.folder}\nnext: python eval_nss.py {folder}\n      python plot.py {folder}")
+        if has_reward:
+            print(f"      python retrain.py {folder}")
