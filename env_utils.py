@@ -1,6 +1,6 @@
 """What all scripts share, and nothing that only one of them uses.
 
-- `make_envs`: a lockstep batch of any task, ours (particle_envs.py) or a PettingZoo one
+- `make_envs`: a lockstep batch of any task, ours (particle_envs/) or a PettingZoo one
 - `play_episodes`, `mean_and_interval`, `normalized_score_similarity`: scores
 - `save_demos`, `load_demos`, `expert_scores`, `random_scores`: demonstrations and the cards they come with
 - `save_policy`, `load_policy`: policies that any script can rebuild from the file alone
@@ -50,6 +50,7 @@ from particle_envs import (
     parallel_env,
     unknown_id_message,
 )
+from particle_envs.world import check_actions, check_num_envs
 
 ROOT = Path(__file__).resolve().parent
 EXPERTS = ROOT / "experts"
@@ -92,9 +93,7 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     if not isinstance(env_id, str):
         raise TaskError(f"a task is named by a string, got {env_id!r}")
     if is_task_id(env_id):
-        envs = make_task(env_id, num_envs, seed)
-        envs.env_id = env_id
-        return envs
+        return make_task(env_id, num_envs, seed)
     short_names = mpe2_short_names()
     module_path = short_names.get(env_id, env_id)
     if "." not in module_path or module_path.startswith("."):
@@ -151,9 +150,7 @@ class PettingZooEnvs:
     """Copies of a PettingZoo parallel environment behind the same calls as our own tasks, stepped one by one."""
 
     def __init__(self, make: Callable, num_envs: int, seed: int | None, env_id: str):
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise TaskError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
-        self.env_id, self.num_envs, self._make = env_id, int(num_envs), make
+        self.env_id, self.num_envs, self._make = env_id, check_num_envs(num_envs), make
         self.rng = np.random.default_rng(seed)
         self.envs = [make() for _ in range(self.num_envs)]
         first = self.envs[0]
@@ -215,7 +212,7 @@ class PettingZooEnvs:
         return self._obs.copy()
 
     def step(self, actions: np.ndarray):
-        actions = self._checked(actions)
+        actions = check_actions(actions, self.num_envs, self.agents, self.num_actions)
         rewards = np.zeros((self.num_envs, self.num_agents), dtype=np.float32)
         terminated, truncated = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         final_obs = np.empty_like(self._obs)
@@ -240,13 +237,6 @@ class PettingZooEnvs:
                 f"{self.env_id}: the set of agents must be fixed, but {', '.join(left)} left before the others"
             )
         return not env.agents or bool(gone)
-
-    # The same checks and the same messages as for our own tasks.
-    @functools.cached_property
-    def _action_limits(self) -> np.ndarray:
-        return self.num_actions.astype(np.uint64)
-
-    _checked = ParticleTask._checked
 
     def get_state(self) -> dict:
         """The seeds to come only: PettingZoo has no call for more. An interrupted run goes on with fresh episodes."""
@@ -1170,7 +1160,7 @@ def total_timesteps(args, envs) -> int:
 def require_can_draw(envs, flag: str = "--capture-video") -> None:
     """Raise now, and not after training, if there is no video to be had of a task."""
     if not isinstance(envs, ParticleTask):
-        raise UserError(f"{flag} draws the tasks of particle_envs.py only, not {envs.env_id!r}")
+        raise UserError(f"{flag} draws the tasks of particle_envs only, not {envs.env_id!r}")
 
 
 def require_wandb() -> None:

@@ -51,7 +51,7 @@ class Args:
     """log to Weights & Biases too (needs `pip install wandb`)"""
     capture_video: bool = False
     """write a short video of the kept policy, playing greedily, into the run folder (with --record-only
-    beside the card); of the tasks of particle_envs.py, which can be drawn"""
+    beside the card); of the tasks of particle_envs, which can be drawn"""
     runs: str = "runs"
     """where run folders go"""
     experts: str = str(env_utils.EXPERTS)
