@@ -13,7 +13,7 @@ from reproduce_report import paper_task
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}
-TASKS = ("keep_away_maac", "cooperative_communication", "cooperative_navigation", "keep_away")
+TASKS = ("keep_away", "cooperative_communication", "cooperative_navigation")
 
 
 def read(name: str) -> list[dict]:
