@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pettingzoo.test import parallel_api_test
 
-from particle_envs import TASK_IDS, TaskError, make_task
+from particle_envs import TASK_IDS, TASKS, ParticleParallelEnv, TaskError, make_task
+from particle_envs.world import Entity, GoalTask, length
 
 MPE2_IDS = [task_id for task_id in TASK_IDS if task_id.startswith("simple")]
 COLLIDING_IDS = ["keep_away", "cooperative_navigation", "simple_tag", "simple_spread", "simple_push"]
@@ -486,12 +488,45 @@ def test_a_state_can_be_edited():
     """Blocks that follow from positions and goals are filled in again."""
     task = make_task("keep_away", num_envs=2, seed=0)
     task.reset()
+    state = task.get_state()
     task.goal[:] = 0, 1
     task.pos[:, 2:] = np.array([[0.5, -0.5], [0.25, -0.25]])[:, :, None]  # both landmarks, x and y
     task.pos[:, 1] = 0.0
     obs = task.set_state(task.get_state())
     np.testing.assert_array_equal(obs[:, 1, 2:4], np.float32([[0.5, 0.25], [-0.5, -0.25]]))
     np.testing.assert_array_equal(obs[:, 1, 4:7], np.float32([[0.25, 0.75, 0.25], [0.25, 0.25, 0.75]]))
+    task.set_state(state)
+    goal = state["goal"].copy()
+    task.goal[:] = 1 - goal  # edits the task, not the saved state
+    np.testing.assert_array_equal(state["goal"], goal)
+
+
+class Escort(GoalTask):
+    """A task as a user may write it. Only one of its agents has a speed limit."""
+
+    def make_entities(self):
+        agents = [Entity("guest_0", moves=True, force=2.0, max_speed=0.5), Entity("guard_0", moves=True)]
+        return [*agents, Entity("landmark_0"), Entity("landmark_1")]
+
+    def observation(self, me):
+        return (self.goal_from(me) if me == 0 else []) + self.velocity(me) + self.relative(self.others(me), me)
+
+    def reward(self):
+        guest, guard = self.pos[:, 0], self.pos[:, 1]
+        return np.stack([-length(guest - self.blocks["goal_position"]), -length(guard - guest)])
+
+
+def test_a_task_of_your_own(monkeypatch):
+    monkeypatch.setitem(TASKS, "escort", Escort)
+    task = make_task("escort", num_envs=6, seed=0)
+    assert task.agents == ["guest_0", "guard_0"] and task.obs_sizes.tolist() == [6, 4]
+    task.reset()
+    for _ in range(24):
+        obs, rewards, *_ = task.step(np.ones((6, 2), dtype=int))
+    np.testing.assert_allclose(obs[:, 0, 2:4], [[0.5, 0.0]] * 6)  # at its speed limit
+    np.testing.assert_allclose(obs[:, 1, :2], [[2.0, 0.0]] * 6, atol=0.01)  # where force and damping are in balance
+    np.testing.assert_allclose(rewards, -np.hypot(obs[:, :, [0, 2]], obs[:, :, [1, 3]])[:, [0, 1], [0, 1]], rtol=1e-5)
+    parallel_api_test(ParticleParallelEnv(Escort(1)), num_cycles=30)
 
 
 # Wrong input
