@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from particle_envs import TASK_IDS, ParticleTask, TaskError, is_task_id, make_task, unknown_id_message
+from particle_envs.world import check_actions, check_num_envs
 
 
 def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleTask | PettingZooEnvs":
@@ -35,9 +36,7 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
         raise TaskError(f"env_id must be a string, got {env_id!r}")
     name = env_id if env_id.startswith("mpe2.") else task_name(env_id)  # mpe2.simple_tag_v3 is mpe2's own code
     if is_task_id(name):
-        envs = make_task(name, num_envs, seed)
-        envs.env_id = env_id
-        return envs
+        return make_task(name, num_envs, seed)
     module_path = mpe2_tasks().get(name, name)
     if "." not in module_path or module_path.startswith("."):
         known = [*TASK_IDS, *sorted(set(mpe2_tasks()) - set(TASK_IDS))]
@@ -95,9 +94,7 @@ class PettingZooEnvs:
     """Copies of a PettingZoo parallel environment, stepped one after the other, with the interface of our own tasks."""
 
     def __init__(self, make: Callable, num_envs: int, seed: int | None, env_id: str):
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise TaskError(f"num_envs must be a whole number of at least 1, got {num_envs!r}")
-        self.env_id, self.num_envs, self.make = env_id, int(num_envs), make
+        self.env_id, self.num_envs, self.make = env_id, check_num_envs(num_envs), make
         self.rng = np.random.default_rng(seed)
         self.envs = [make() for _ in range(self.num_envs)]
         first = self.envs[0]
@@ -112,7 +109,6 @@ class PettingZooEnvs:
         self.obs_sizes = np.array([int(np.prod(first.observation_space(agent).shape)) for agent in self.agents])
         self.num_actions = np.array([int(first.action_space(agent).n) for agent in self.agents])
         self._first_action = np.array([int(first.action_space(agent).start) for agent in self.agents])
-        self._action_limits = self.num_actions.astype(np.uint64)
         self._obs = np.zeros((self.num_envs, self.num_agents, int(self.obs_sizes.max())), dtype=np.float32)
         self.episode_length = self._find_episode_length()
 
@@ -154,7 +150,7 @@ class PettingZooEnvs:
         return self._obs.copy()
 
     def step(self, actions: np.ndarray):
-        actions = self._checked(actions) + self._first_action
+        actions = check_actions(actions, self.num_envs, self.agents, self.num_actions) + self._first_action
         rewards = np.zeros((self.num_envs, self.num_agents), dtype=np.float32)
         terminated, truncated = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         final_obs = np.empty_like(self._obs)
@@ -178,8 +174,6 @@ class PettingZooEnvs:
                 f"{self.env_id}: the set of agents must be fixed, but {', '.join(left)} left before the others"
             )
         return not env.agents or bool(gone)
-
-    _checked = ParticleTask._checked  # the same checks of actions, with the same messages
 
     def get_state(self) -> dict:
         """Only the seeds to come, because PettingZoo offers no more: a resumed run starts new episodes."""

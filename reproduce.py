@@ -40,11 +40,9 @@ import env_utils
 from env_utils import ROOT, UserError
 
 SCRIPTS = {"madaac": "madaac_discrete.py", "mairl": "mairl_mack.py", "magail": "magail_mack.py"}
-SMALL_TASKS = ("keep_away_maac", "cooperative_communication", "cooperative_navigation")
+SMALL_TASKS = ("keep_away", "cooperative_communication", "cooperative_navigation")
 LARGE_TASKS = ("rover_tower_8", "rover_tower_12", "rover_tower_16")
-# Run only if named: Keep Away with the physics of MA-GAIL's fork fits the paper's scores less well than MAAC's.
-OTHER_TASKS = ("keep_away",)
-AGENTS = {"keep_away": 2, "keep_away_maac": 2, "cooperative_communication": 2, "cooperative_navigation": 3} | {
+AGENTS = {"keep_away": 2, "cooperative_communication": 2, "cooperative_navigation": 3} | {
     task: int(task.rsplit("_", 1)[1]) for task in LARGE_TASKS
 }
 EPISODE_LENGTH = 25
@@ -70,8 +68,7 @@ class Grid:
     """Which part of the grid, and where things are."""
 
     tasks: str = ""
-    """tasks, separated by commas, or small, large or all; default: all, for --scale smoke the first two small ones.
-    keep_away, with the physics of MA-GAIL's fork, is in none of these: name it"""
+    """tasks, separated by commas, or small, large or all; default: all, for --scale smoke the first two small ones"""
     algorithms: str = "magail,mairl,madaac"
     """algorithms, separated by commas"""
     discriminators: str = "decentralized,centralized"
@@ -199,7 +196,7 @@ def cells_of(grid: Grid) -> list[Cell]:
     """The chosen runs in the order in which they start: a seed after the other, decentralized and small ones first."""
     named = {"small": SMALL_TASKS, "large": LARGE_TASKS, "all": SMALL_TASKS + LARGE_TASKS}
     default = SMALL_TASKS[:2] if grid.scale == "smoke" else named["all"]
-    tasks = choices(grid.tasks, (*named["all"], *OTHER_TASKS, *named), "--tasks") if grid.tasks else default
+    tasks = choices(grid.tasks, (*named["all"], *named), "--tasks") if grid.tasks else default
     tasks = list(dict.fromkeys(one for task in tasks for one in named.get(task, (task,))))
     algorithms = choices(grid.algorithms, tuple(SCRIPTS), "--algorithms")
     discriminators = choices(grid.discriminators, ("decentralized", "centralized"), "--discriminators")

@@ -31,15 +31,13 @@ from env_utils import UserError
 
 STAGES = {"imitate": "imitation", "retrain": "retraining"}
 SMALL = {
-    "keep_away_maac": "Keep Away",
+    "keep_away": "Keep Away",
     "cooperative_communication": "Cooperative Communication",
     "cooperative_navigation": "Cooperative Navigation",
 }
-# The same task with other physics, which fit the paper's scores less well: in tables of its own and in no aggregate.
-FORK = {"keep_away": "Keep Away of MA-GAIL's fork"}
 LARGE = {f"rover_tower_{n}": f"Rover Tower, {n} agents" for n in (8, 12, 16)}
 PAPER_TASKS = SMALL | LARGE
-TASKS = SMALL | FORK | LARGE
+TASKS = SMALL | LARGE
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}  # in the paper's order
 DISCRIMINATORS = ("decentralized", "centralized")
 DEMOS = (50, 100, 200)
@@ -271,11 +269,6 @@ def paper_episodes(task: str) -> int:
     return 100_000 if task in LARGE else 50_000
 
 
-def paper_task(task: str) -> str:
-    """The task of paper.csv that ours is compared with: the paper has one Keep Away."""
-    return "keep_away_maac" if task in FORK else task
-
-
 def paper_rl(task: str) -> str:
     return "maac" if task in LARGE else "mack"
 
@@ -336,12 +329,11 @@ class Column(NamedTuple):
 
 
 SMALL_COLUMNS = (
-    Column("Keep Away, pusher", "keep_away_maac", "pusher_0"),
-    Column("Keep Away, reacher", "keep_away_maac", "reacher_0"),
+    Column("Keep Away, pusher", "keep_away", "pusher_0"),
+    Column("Keep Away, reacher", "keep_away", "reacher_0"),
     Column("Cooperative Communication", "cooperative_communication", "all"),
     Column("Cooperative Navigation", "cooperative_navigation", "all"),
 )
-FORK_COLUMNS = (Column("pusher", "keep_away", "pusher_0"), Column("reacher", "keep_away", "reacher_0"))
 LARGE_COLUMNS = tuple(Column(title, task, "mean") for task, title in LARGE.items())
 
 
@@ -385,7 +377,7 @@ def paper_value(paper: Paper, stage: str, column: Column, algorithm: str, discri
     """The paper's value, and its NSS by the paper's own random and expert rows."""
 
     def look_up(*key) -> tuple[float, float]:
-        task = paper_task(column.task)
+        task = column.task
         if (stage, task, column.agent, *key) not in paper:
             raise UserError(f"the paper's numbers have no {stage} {task} {column.agent} {key}")
         return paper[(stage, task, column.agent, *key)]
@@ -496,20 +488,12 @@ RELATIVE_RULE = (
     f"well as a higher one of the algorithm. Marks in bold rest on {MIN_RUNS} runs or more of both."
 )
 PUSHER_NOTE = ", and the pusher's expert scores below random play"
-KEEP_AWAY_NOTE = (
-    "Keep Away is the task keep_away_maac, whose physics fit the paper's scores best; keep_away, of MA-GAIL's fork, "
-    "has tables of its own."
-)
 LARGE_NOTE = "Scores are means over agents; the interval of a single run is the mean of its agents' intervals."
 
 
 def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Paper) -> Table:
-    """One of the paper's four tables of scores, or, with scale "fork", one of `keep_away` beside its Keep Away."""
-    columns = {"small": SMALL_COLUMNS, "large": LARGE_COLUMNS, "fork": FORK_COLUMNS}[scale]
-    what, name = f"{scale}-scale tasks", f"{scale}_scale"
-    if scale == "fork":
-        what = f"{FORK['keep_away']}, which fits the paper's scores less well than MAAC's physics"
-        name = "keep_away_fork"
+    """One of the paper's four tables of scores."""
+    columns = {"small": SMALL_COLUMNS, "large": LARGE_COLUMNS}[scale]
     rows = [
         [[], [who.capitalize()], [], *(reference_lines(paper, stage, column, who) for column in columns)]
         for who in ("random", "expert")
@@ -529,14 +513,14 @@ def score_table(stage: str, scale: str, cells: dict[Cell, list[Run]], paper: Pap
                     used |= {cell: runs} if runs else {}
                 rows.append(row)
     return Table(
-        f"{name}_{STAGES[stage]}",
-        f"{FORK['keep_away']}, {STAGES[stage]}" if scale == "fork" else f"{scale.capitalize()}-scale {STAGES[stage]}",
-        f"Scores after {STAGES[stage]}, {what}. {INTERVALS}",
+        f"{scale}_scale_{STAGES[stage]}",
+        f"{scale.capitalize()}-scale {STAGES[stage]}",
+        f"Scores after {STAGES[stage]}, {scale}-scale tasks. {INTERVALS}",
         ["demonstrations", "algorithm", "discriminator", *(column.title for column in columns)],
         rows,
         [
             RULE.format("" if scale == "large" else PUSHER_NOTE),
-            *{"small": [KEEP_AWAY_NOTE], "large": [LARGE_NOTE], "fork": []}[scale],
+            *([LARGE_NOTE] if scale == "large" else []),
             *footnotes(used, rows, SCORE_MARKS),
         ],
         group=len(ALGORITHMS) * len(DISCRIMINATORS),
@@ -1222,7 +1206,6 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
         "keep\naway",
         "commu-\nnication",
         "navi-\ngation",
-        "keep\naway,\nfork",
         *(task.replace("r_", "r\n").replace("_", " ") for task in LARGE),
     ]
     axes[0, 0].set_xticks(range(len(TASKS)), short)
@@ -1239,7 +1222,7 @@ def efficiency_figure(cells: dict, curves: dict) -> Figure | None:
 
 
 CAPTIONS = {
-    "imitation_small": "NSS while imitating, small-scale tasks, and Keep Away of MA-GAIL's fork. Mean over runs, with "
+    "imitation_small": "NSS while imitating, small-scale tasks. Mean over runs, with "
     "95 % t-intervals where there are two runs or more.",
     "imitation_large": "NSS while imitating, Rover Tower. Mean over runs, with 95 % t-intervals where there are two "
     "runs or more.",
@@ -1260,7 +1243,7 @@ CAPTIONS = {
 def make_figures(cells: dict, curves: dict, aggregates: Aggregates) -> dict[str, Figure | None]:
     """By name; None for a figure that has no data."""
     return {
-        "imitation_small": curves_figure("imitate", SMALL | FORK, cells, curves),
+        "imitation_small": curves_figure("imitate", SMALL, cells, curves),
         "imitation_large": curves_figure("imitate", LARGE, cells, curves),
         "retraining": curves_figure("retrain", TASKS, cells, curves),
         "parameters": parameters_figure(),
@@ -1285,8 +1268,7 @@ def make_index(tables: list[Table], figures: list[str], runs: list[Run], used: i
         "- of retrainings those by the paper's algorithm, on rewards of imitations of the paper's length, if there "
         "are any;\n"
         "- those with the same extra arguments: the ones with the most seeds, without any if that is a draw.\n\n"
-        "The first six tables are the paper's, with ours beside them; those after them are ours alone, but for the "
-        "paper's Keep Away beside that of MA-GAIL's fork.\n"
+        "The first six tables are the paper's, with ours beside them; those after them are ours alone.\n"
     )
     parts += [f"## {table.title}\n\n{markdown(table)}" for table in tables]
     parts += [f"## Figure: {name}\n\n{CAPTIONS[name]}\n\n![{name}](../figures/{name}.png)\n" for name in figures]
@@ -1320,8 +1302,6 @@ def write_report(results: Path, paper: Path) -> list[Path]:
     tables = [score_table(stage, scale, cells, numbers_of_paper) for scale in ("small", "large") for stage in STAGES]
     tables += [relative_table(stage, cells, numbers_of_paper) for stage in STAGES]
     tables += [efficiency_table(cells, curves), aggregate_table(aggregates, cells)]
-    if any(cell.task in FORK for cell in cells):
-        tables += [score_table(stage, "fork", cells, numbers_of_paper) for stage in STAGES]
     written, drawn = [], []
     for table in tables:
         written.append(write_text(results / "tables" / f"{table.name}.md", f"# {table.title}\n\n{markdown(table)}"))

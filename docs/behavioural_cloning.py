@@ -35,7 +35,7 @@ from env_utils import (
 
 @dataclass
 class Args:
-    env_id: tuple[str, ...] = ("keep_away_maac", "cooperative_communication", "cooperative_navigation", "keep_away")
+    env_id: tuple[str, ...] = ("keep_away", "cooperative_communication", "cooperative_navigation")
     """tasks"""
     n_demos: tuple[int, ...] = (50, 100, 200)
     """how many demonstrations to learn from: the first ones of the file"""

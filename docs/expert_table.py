@@ -13,7 +13,6 @@ from particle_envs import TASK_IDS
 # Jeon et al. 2020, appendix: 500 episodes of their experts.
 PAPER = {
     "keep_away": "44.4 / −9.7",
-    "keep_away_maac": "44.4 / −9.7",
     "cooperative_communication": "−15.3",
     "cooperative_navigation": "−77.1",
     "rover_tower_8": "127.5",

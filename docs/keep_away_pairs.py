@@ -30,13 +30,11 @@ from env_utils import (
     reference_scores,
 )
 
-TASKS = ("keep_away_maac", "keep_away")
-
 
 @dataclass
 class Args:
     folders: tyro.conf.Positional[tuple[Path, ...]]
-    """run folders on keep_away_maac or keep_away, all on the same one"""
+    """run folders on keep_away"""
     episodes: int = 2000
     """episodes of each pair, the same starts for all"""
     seed: int = 777
@@ -55,8 +53,8 @@ def main(args: Args) -> None:
             raise UserError(f"{folder} is not the folder of a run that has ended")
     runs = [json.loads((folder / "config.json").read_text())["args"] for folder in args.folders]
     tasks = {run["env_id"] for run in runs}
-    if len(tasks) != 1 or not tasks <= set(TASKS):
-        raise UserError(f"name runs on one of {', '.join(TASKS)}; these are on: {', '.join(sorted(tasks)) or 'none'}")
+    if tasks != {"keep_away"}:
+        raise UserError(f"name runs on keep_away; these are on: {', '.join(sorted(tasks)) or 'none'}")
     (task,) = tasks
     references, envs = reference_scores(task), make_envs(task, 1)
     expert = load_policy(EXPERTS / task / "policy.safetensors", envs).greedy

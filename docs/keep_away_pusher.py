@@ -1,7 +1,6 @@
 """What can a pusher do in Keep Away? Other pushers against the shipped expert's reacher, for docs/train_expert_maac.md:
 
     python docs/keep_away_pusher.py
-    python docs/keep_away_pusher.py --env-id keep_away_maac
 
 Prints the scores of pusher and reacher, and how much more they are than beside a pusher that does nothing in the same
 episodes (with the standard error of that), for the expert's pusher, for scripted ones, and for one that plans: before
@@ -12,7 +11,6 @@ each step it plays the episode to its end in the simulator, against the very rea
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import tyro
@@ -27,8 +25,6 @@ IDLE = "does nothing"
 
 @dataclass
 class Args:
-    env_id: Literal["keep_away", "keep_away_maac"] = "keep_away"
-    """the task"""
     episodes: int = 1000
     """episodes, the same ones for each pusher"""
 
@@ -74,8 +70,8 @@ def plan(envs, obs: np.ndarray, expert, pushers: list, left: int) -> np.ndarray:
 def main(args: Args) -> None:
     if args.episodes < 2:
         raise UserError(f"--episodes {args.episodes} must be at least 2")
-    envs = make_envs(args.env_id, args.episodes, seed=5)
-    expert = load_policy(ROOT / "experts" / args.env_id / "policy.safetensors", envs)
+    envs = make_envs("keep_away", args.episodes, seed=5)
+    expert = load_policy(ROOT / "experts/keep_away/policy.safetensors", envs)
     obs = envs.reset()
     start = envs.get_state()
 

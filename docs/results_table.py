@@ -9,11 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from env_utils import of_todays_expert
-from reproduce_report import paper_task
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 ALGORITHMS = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC"}
-TASKS = ("keep_away_maac", "cooperative_communication", "cooperative_navigation", "keep_away")
+TASKS = ("keep_away", "cooperative_communication", "cooperative_navigation")
 
 
 def read(name: str) -> list[dict]:
@@ -43,7 +42,7 @@ def mean(runs: list[dict], column: str, digits: int = 3) -> str:
 
 def papers_means(stage: str, task: str) -> dict[tuple[str, str, str, str], float]:
     """The paper's scores by algorithm (or expert, random), discriminator, number of demonstrations and agent."""
-    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, paper_task(task))]
+    rows = [row for row in PAPER if (row["stage"], row["task"]) == (stage, task)]
     return {(r["algorithm"], r["discriminator"], r["n_demos"], r["agent"]): float(r["mean"]) for r in rows}
 
 

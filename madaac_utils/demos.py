@@ -86,7 +86,7 @@ def save_demos(path: Path, demos: Demos) -> None:
         f"obs_{agent}": demos.obs[:, :, i, : demos.obs_sizes[i]].astype(np.float32)
         for i, agent in enumerate(demos.agents)
     }
-    header = {"format_version": FORMAT_VERSION, "env_id": demos.env_id, "agents": demos.agents, **demos.metadata}
+    header = demos.metadata | {"format_version": FORMAT_VERSION, "env_id": demos.env_id, "agents": demos.agents}
     with writing(path) as temporary:
         np.savez_compressed(
             temporary,

@@ -150,9 +150,12 @@ def test_among_experts_needs_the_expert_of_the_demonstrations(tmp_path, capsys):
 
 
 def test_agents_are_too_close_among_experts_by_paired_differences():
-    """The pusher of Keep Away: 4 points better than random pushing, in returns that vary by 20 over initial states."""
+    """Keep Away's expert pusher scores 27 points above random pushing, and returns vary by 20 over initial states.
+
+    With 20 episodes, only differences within the same initial states show that the two are apart.
+    """
     random = env_utils.random_actions(env_utils.make_envs("keep_away", 1).num_actions, 5)
-    found = eval_nss.among_experts("keep_away", {"played": random}, {}, eval_nss.Args(episodes=300))
+    found = eval_nss.among_experts("keep_away", {"played": random}, {}, eval_nss.Args(episodes=20))
     assert found["too_close"] == []
     unpaired = {name: tuple(map(np.array, found[name].values())) for name in ("expert", "random")}
     assert env_utils.too_close(found["agents"], unpaired) == ["pusher_0"]

@@ -22,10 +22,10 @@ T_3 = 4.3026527  # with two: three runs
 PARAMETERS_FIGURE = report.parameters_figure  # others have a stub
 OF_TODAYS_EXPERT = env_utils.of_todays_expert  # others take all rows for such
 KEEP_AWAY = ("20.00;-5.00", "120.00;-25.00")  # expert and random
-REFERENCES = {"keep_away_maac": KEEP_AWAY, "keep_away": KEEP_AWAY}  # others are below
+REFERENCES = {"keep_away": KEEP_AWAY}  # others are below
 
 
-def row(task="keep_away_maac", stage="imitate", algorithm="madaac", scores="20.00;-6.00", interval="2.00", **others):
+def row(task="keep_away", stage="imitate", algorithm="madaac", scores="20.00;-6.00", interval="2.00", **others):
     """A row of runs.csv as text; a single score or interval is every agent's."""
     agents = list(env_utils.load_card(task)["scores"]["expert"])
 
@@ -92,7 +92,7 @@ def hand_made() -> list[dict]:
         row("cooperative_navigation", "retrain", scores="-15.00", interval="4.00"),
         # On rewards of a short imitation, and of one with extra arguments; these make four values of retraining.
         row("cooperative_communication", "retrain", scores="-12.00", interval="1.00", reward_episodes=20_000),
-        row("keep_away_maac", "retrain", reward_arguments="--policy_lr 0.1"),
+        row("keep_away", "retrain", reward_arguments="--policy_lr 0.1"),
         # Three runs: a mark in bold.
         *(row(seed=seed, n_demos=100, scores=f"{score};-6.00") for seed, score in ((1, 28), (2, 30), (3, 32))),
     ]
@@ -245,7 +245,7 @@ def test_a_difference_is_bold_only_with_three_runs_of_both(tmp_path, monkeypatch
 
 
 def test_random_and_expert_rows_are_the_card_s_and_the_paper_s(results):
-    score = env_utils.load_card("keep_away_maac")["scores"]["expert"]["pusher_0"]
+    score = env_utils.load_card("keep_away")["scores"]["expert"]["pusher_0"]
     cell = table_cell(results, "small_scale_retraining", "Keep Away, pusher", "", "Expert")
     assert cell == [f"{score['mean']:.2f} ± {score['interval_95']:.2f}", "paper 44.449 ± 1.673"]
     cell = table_cell(results, "large_scale_imitation", "Rover Tower, 8 agents", "", "Random")
@@ -302,10 +302,7 @@ def test_both_budgets_of_both_sides_of_a_difference_are_marked(tmp_path):
 def test_notes_of_retraining_name_the_arguments_of_the_imitation(results, tmp_path):
     start = "Extra arguments of retraining on MA-DAAC's rewards: "
     text = (results / "tables" / "small_scale_retraining.md").read_text()
-    assert (
-        f"{start}none; of the imitation that they are of: `--policy_lr 0.1` (keep_away_maac, 50, decentralized)."
-        in text
-    )
+    assert f"{start}none; of the imitation that they are of: `--policy_lr 0.1` (keep_away, 50, decentralized)." in text
     (note,) = report.argument_notes(cells_of([row(stage="retrain", arguments="--a", reward_arguments="--b")], tmp_path))
     assert note == f"{start}`--a`; of the imitation that they are of: `--b` (all its runs here)."
     (note,) = report.argument_notes(cells_of([row(stage="retrain", arguments="--a")], tmp_path))
@@ -314,9 +311,9 @@ def test_notes_of_retraining_name_the_arguments_of_the_imitation(results, tmp_pa
 
 def test_notes_name_extra_arguments_and_other_references(results):
     text = (results / "tables" / "small_scale_imitation.md").read_text()
-    assert "Extra arguments of MA-DAAC: `--policy_lr 0.1` (keep_away_maac, 50, decentralized)." in text
+    assert "Extra arguments of MA-DAAC: `--policy_lr 0.1` (keep_away, 50, decentralized)." in text
     assert "Extra arguments of MA-AIRL" not in text
-    assert "runs of keep_away_maac have other random or expert scores than its card" in text
+    assert "runs of keep_away have other random or expert scores than its card" in text
 
 
 def test_latex_is_escaped_and_its_braces_match(results):
@@ -461,8 +458,8 @@ def nss_rows(values: dict[str, list[float]], algorithm: str, **others) -> list[d
 
 
 def test_interquartile_mean_of_three_seeds(tmp_path):
-    first = {"keep_away_maac": [0.1, 0.5, 0.6], "cooperative_navigation": [0.7, 0.8, 5.0]}
-    second = {"keep_away_maac": [0.9, 0.9, 0.9], "cooperative_navigation": [1.0, 1.0, 1.0], "rover_tower_8": [0.5]}
+    first = {"keep_away": [0.1, 0.5, 0.6], "cooperative_navigation": [0.7, 0.8, 5.0]}
+    second = {"keep_away": [0.9, 0.9, 0.9], "cooperative_navigation": [1.0, 1.0, 1.0], "rover_tower_8": [0.5]}
     cells = cells_of(nss_rows(first, "mairl") + nss_rows(second, "madaac"), tmp_path)
     found = report.aggregate(cells, "imitate", (50,))
     assert found.size == "2 settings × 3 runs"  # what both algorithms have
@@ -493,27 +490,8 @@ def test_interquartile_mean_of_one_seed(tmp_path):
     assert table.rows[0][-3:] == [["0.500"], ["none"], ["4 settings × 1 run"]]
 
 
-def test_both_keep_aways_stand_beside_the_papers_and_one_is_aggregated(tmp_path):
-    rows = [row("keep_away", scores="30.00;-6.00"), row("keep_away_maac", scores="25.00;-6.00")]
-    write_results(tmp_path, rows)
-    report.write_report(tmp_path, PAPER)
-    tables = {"small_scale_imitation": ("Keep Away, pusher", "25.00"), "keep_away_fork_imitation": ("pusher", "30.00")}
-    for name, (column, ours) in tables.items():
-        cell = table_cell(tmp_path, name, column, "50", "MA-DAAC", "decentralized")
-        assert cell[0].startswith(ours) and cell[1] == "paper 44.329 ± 3.457"
-    assert " 70 not measured" in (tmp_path / "tables/small_scale_imitation.md").read_text()  # of 72: pusher, reacher
-    found = report.aggregate(report.select(report.read_runs(tmp_path / "runs.csv")), "imitate", (50,))
-    assert list(found.seeds) == [("keep_away_maac", 50)]
-
-
-def test_an_algorithm_with_runs_of_the_fork_only_does_not_empty_the_aggregate(tmp_path):
-    rows = nss_rows({task: [0.5] for task in report.PAPER_TASKS}, "mairl") + nss_rows({"keep_away": [0.5]}, "madaac")
-    found = report.aggregate(cells_of(rows, tmp_path), "imitate", (50,))
-    assert found.size == "6 settings × 1 run" and list(found.scores) == ["mairl"]
-
-
 def test_intervals_need_three_runs_a_setting(tmp_path):
-    values = {"keep_away_maac": [0.1, 0.4], "cooperative_navigation": [0.6, 0.9]}
+    values = {"keep_away": [0.1, 0.4], "cooperative_navigation": [0.6, 0.9]}
     found = report.aggregate(cells_of(nss_rows(values, "mairl"), tmp_path), "imitate", (50,))
     mean, low, high = report.interquartile_means(found)["mairl"]
     assert mean == pytest.approx(0.5)  # 0.4 and 0.6 are left
@@ -524,7 +502,7 @@ def test_intervals_need_three_runs_a_setting(tmp_path):
 
 
 def test_three_values_are_too_few(tmp_path):
-    cells = cells_of(nss_rows({"keep_away_maac": [0.1, 0.5, 0.9]}, "mairl"), tmp_path)
+    cells = cells_of(nss_rows({"keep_away": [0.1, 0.5, 0.9]}, "mairl"), tmp_path)
     aggregates = report.all_aggregates(cells)
     rows = report.aggregate_table(aggregates, cells).rows
     assert [row[-3:] for row in rows] == [[["too few"], ["none"], ["1 setting × 3 runs"]]] * 2  # 50, and all
@@ -537,18 +515,18 @@ def test_figures_of_too_few_values_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write_png", lambda path, _: path.touch())
     paths = [tmp_path / "figures" / f"{name}.png" for name in ("interquartile_mean", "performance_profile")]
     paths[0].parent.mkdir()
-    write_results(tmp_path, nss_rows({"keep_away_maac": [0.1, 0.5, 0.7, 0.9]}, "mairl"))
+    write_results(tmp_path, nss_rows({"keep_away": [0.1, 0.5, 0.7, 0.9]}, "mairl"))
     assert set(paths) <= set(report.write_report(tmp_path, PAPER))
-    write_results(tmp_path, nss_rows({"keep_away_maac": [0.1, 0.5, 0.7]}, "mairl"))
+    write_results(tmp_path, nss_rows({"keep_away": [0.1, 0.5, 0.7]}, "mairl"))
     assert not set(paths) & set(report.write_report(tmp_path, PAPER))
     assert not any(path.exists() for path in paths)
 
 
 def test_aggregates_name_algorithms_and_their_episodes(tmp_path):
-    tasks = ("keep_away_maac", "cooperative_navigation", "rover_tower_8", "rover_tower_12")
+    tasks = ("keep_away", "cooperative_navigation", "rover_tower_8", "rover_tower_12")
     rows = nss_rows({task: [0.5] for task in tasks}, "mairl")
     rows += nss_rows({task: [0.5] for task in tasks}, "madaac", episodes=20_000)
-    rows += nss_rows({"keep_away_maac": [0.5]}, "magail", n_demos=100)
+    rows += nss_rows({"keep_away": [0.5]}, "magail", n_demos=100)
     cells = cells_of(rows, tmp_path)
     aggregates = report.all_aggregates(cells)
     table = report.aggregate_table(aggregates, cells)
@@ -559,7 +537,7 @@ def test_aggregates_name_algorithms_and_their_episodes(tmp_path):
     ]
     found, _ = aggregates["imitate", "50"]
     assert report.settings_text(found).startswith(
-        "keep_away_maac 50 (seed 1; MA-AIRL 50,000, MA-DAAC 20,000 episodes); cooperative_navigation 50"
+        "keep_away 50 (seed 1; MA-AIRL 50,000, MA-DAAC 20,000 episodes); cooperative_navigation 50"
     )
     episodes = "episodes: MA-AIRL 50,000 to 100,000, MA-DAAC 20,000"
     assert report.scope_text(found) == f"4 settings × 1 run; without MA-GAIL; {episodes}"
@@ -573,26 +551,26 @@ def test_aggregates_name_algorithms_and_their_episodes(tmp_path):
 
 
 def test_aggregates_of_retraining_name_short_rewards(tmp_path):
-    rows = nss_rows({"keep_away_maac": [0.5]}, "mairl", stage="retrain")
-    rows += nss_rows({"keep_away_maac": [0.5]}, "madaac", stage="retrain", reward_episodes=20_000)
+    rows = nss_rows({"keep_away": [0.5]}, "mairl", stage="retrain")
+    rows += nss_rows({"keep_away": [0.5]}, "madaac", stage="retrain", reward_episodes=20_000)
     cells = cells_of(rows, tmp_path)
     notes = report.aggregate_table(report.all_aggregates(cells), cells).notes
     assert notes == [
         "Algorithms of retraining (50, all): MA-AIRL, MA-DAAC; missing: MA-GAIL.",
         "Settings of retraining, all demonstrations: "
-        "keep_away_maac 50 (seed 1; 50,000 episodes; rewards of MA-AIRL 50,000, MA-DAAC 20,000).",
+        "keep_away 50 (seed 1; 50,000 episodes; rewards of MA-AIRL 50,000, MA-DAAC 20,000).",
     ]
 
 
 def test_aggregates_keep_as_many_runs_as_they_can(tmp_path):
     one_with_three = {
-        "keep_away_maac": [0.1, 0.2, 0.3],
+        "keep_away": [0.1, 0.2, 0.3],
         "cooperative_navigation": [0.4],
         **{task: [0.5] for task in report.LARGE},
     }
     found = report.aggregate(cells_of(nss_rows(one_with_three, "madaac"), tmp_path), "imitate", (50,))
     assert found.size == "5 settings × 1 run"
-    assert found.seeds["keep_away_maac", 50] == [1]
+    assert found.seeds["keep_away", 50] == [1]
     assert report.aggregate({}, "imitate", (50,)) is None
 
 
@@ -620,7 +598,7 @@ def test_no_runs_file_says_what_makes_one(tmp_path):
         ({"episodes": "many"}, "runs.csv, line 3, column episodes"),
         ({"scores": "nan;1"}, "runs.csv, line 3, column scores: 'nan' is not a finite number"),
         ({"scores": "1;2;3"}, "runs.csv, line 3, column scores: 3 values for 2 agents"),
-        ({"agents": "reacher_0;pusher_0"}, "runs.csv, line 3, column agents: keep_away_maac has pusher_0;reacher_0"),
+        ({"agents": "reacher_0;pusher_0"}, "runs.csv, line 3, column agents: keep_away has pusher_0;reacher_0"),
         ({"expert_scores": "120.00;-5.00"}, "runs.csv, line 3: an expert score is equal"),
         ({"rl": "mack"}, "runs.csv, line 3, column rl"),
         ({"reward_episodes": "50000"}, "runs.csv, line 3, column reward_episodes: above 0 for retrain, empty for"),
@@ -641,7 +619,7 @@ def test_wrong_columns_and_fields_are_named(tmp_path):
     path.write_text(text.replace("commit", "revision", 1))
     with pytest.raises(UserError, match="line 1: wrong columns: 'revision' is unknown or twice; 'commit' is missing"):
         report.read_runs(path)
-    path.write_text(text + "imitate,keep_away_maac\n")
+    path.write_text(text + "imitate,keep_away\n")
     with pytest.raises(UserError, match="line 3: 2 fields, the header has 24"):
         report.read_runs(path)
 
@@ -660,7 +638,7 @@ def test_paper_numbers_that_are_missing_are_named(tmp_path):
     write_results(tmp_path, [])
     paper = tmp_path / "paper.csv"
     paper.write_text("\n".join(line for line in PAPER.read_text().splitlines() if "MA-DAAC" not in line) + "\n")
-    with pytest.raises(UserError, match="have no imitate keep_away_maac pusher_0 .*MA-DAAC"):
+    with pytest.raises(UserError, match="have no imitate keep_away pusher_0 .*MA-DAAC"):
         report.write_report(tmp_path, paper)
 
 
@@ -692,7 +670,7 @@ def test_the_tables_of_the_docs_are_those_of_the_committed_rows():
 def test_runs_of_an_expert_that_was_replaced_are_left_out_and_told(tmp_path, monkeypatch):
     monkeypatch.setattr(env_utils, "of_todays_expert", OF_TODAYS_EXPERT)
     monkeypatch.setattr(report, "make_figures", lambda *_: {})
-    scores = [score["mean"] for score in env_utils.load_card("keep_away_maac")["scores"]["expert"].values()]
+    scores = [score["mean"] for score in env_utils.load_card("keep_away")["scores"]["expert"].values()]
     today = ";".join(f"{score:.4f}" for score in scores)
     earlier = ";".join(f"{score + 0.01:.4f}" for score in scores)
     kept = row(expert_scores=today, scores="31.00;-6.00")
@@ -703,4 +681,4 @@ def test_runs_of_an_expert_that_was_replaced_are_left_out_and_told(tmp_path, mon
     assert "31.0" in table and "32.0" in table and "33.0" not in table
     index = (tmp_path / "tables" / "index.md").read_text()
     assert "3 rows: 2 in the tables and figures below; 1 left out, because their experts have been replaced" in index
-    assert "since (keep_away_maac 1)" in index
+    assert "since (keep_away 1)" in index

@@ -1,6 +1,6 @@
-"""Environments of others behind `make_envs`: mpe2's remaining tasks, and small made-up ones with awkward habits.
+"""`make_envs` with other people's environments: the remaining tasks of mpe2, and small made-up ones that are awkward.
 
-Then `play_episodes`, which plays any of them, and wrong input.
+Also `play_episodes`, which plays any of them, and wrong input.
 """
 
 import json
@@ -17,14 +17,15 @@ from pettingzoo import ParallelEnv
 from env_utils import PettingZooEnvs, make_envs, mpe2_short_names, play_episodes, random_actions
 from particle_envs import TASK_IDS, ParticleTask, TaskError, make_task
 
+OUR_MPE2 = [task_id for task_id in TASK_IDS if task_id.startswith("simple")]
 OTHER_MPE2 = "simple simple_crypto simple_reference simple_world_comm simple_formation simple_line collect_treasure"
 
 
 class Odd(ParallelEnv):
-    """Two agents; an episode lasts 3 to 6 steps, as its seed says, and shows that length and the time.
+    """Two agents. The seed decides whether an episode lasts 3, 4, 5 or 6 steps; `left` observes that length.
 
-    Episodes of an even length terminate, of an odd length are truncated. The reward of `left` is the time, of
-    `right` the action it got.
+    Episodes of even length terminate, those of odd length are truncated. The reward of `left` is the time, and that of
+    `right` is its action.
     """
 
     metadata = {"name": "odd"}  # noqa: RUF012
@@ -66,7 +67,7 @@ class Odd(ParallelEnv):
 
 @pytest.fixture
 def module(monkeypatch):
-    """Put an environment class where `make_envs` finds it, and give its path."""
+    """Put an environment class where `make_envs` finds it, and return its path."""
 
     def register(make) -> str:
         home = types.ModuleType("made_up.env")
@@ -88,10 +89,10 @@ def assert_contract(envs, obs, rewards=None, terminated=None, truncated=None, fi
         assert not (terminated & truncated).any()
 
 
-# Finding an environment by its id.
+# Finding an environment by its id
 
 
-def test_our_own_tasks_are_the_batched_ones():
+def test_our_own_tasks_are_batched():
     for task_id in TASK_IDS:
         envs = make_envs(task_id, 2, seed=3)
         assert isinstance(envs, ParticleTask)
@@ -99,7 +100,7 @@ def test_our_own_tasks_are_the_batched_ones():
 
 
 def test_every_task_of_mpe2_has_a_short_name():
-    assert set(OTHER_MPE2.split()) | set(TASK_IDS[7:]) == set(mpe2_short_names())
+    assert set(OTHER_MPE2.split()) | set(OUR_MPE2) == set(mpe2_short_names())
 
 
 @pytest.mark.parametrize("env_id", [*OTHER_MPE2.split(), "mpe2.simple_tag_v3", "mpe2.simple_speaker_listener_v4"])
@@ -138,10 +139,10 @@ def test_a_module_path_gives_the_same_task_as_our_own_by_name():
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
-# Copies with lives of their own.
+# Copies whose episodes end at different times
 
 
-def test_copies_end_when_they_end(module):
+def test_each_copy_ends_on_its_own(module):
     envs = make_envs(module(Odd), 8, seed=0)
     assert envs.agents == ["left", "right"]
     assert envs.obs_sizes.tolist() == [2, 6] and envs.num_actions.tolist() == [3, 4]
@@ -165,7 +166,7 @@ def test_copies_end_when_they_end(module):
         # The last observation of the old episode, [length, time] and a flattened (2, 3) ...
         np.testing.assert_array_equal(final_obs[:, 0, :2], np.stack([length, time], axis=1))
         np.testing.assert_array_equal(final_obs[:, 1], time[:, None] + 10 * np.arange(1, 7))
-        # ... and the first of the new, which only those copies have whose episode is over.
+        # ... and the first observation of the new one, for the copies whose episode is over.
         length, time = np.where(over, obs[:, 0, 0], length), np.where(over, 0, time)
         np.testing.assert_array_equal(obs[:, 0, :2], np.stack([length, time], axis=1))
         kinds |= set(zip(terminated.tolist(), truncated.tolist()))
@@ -193,7 +194,7 @@ def test_a_resumed_run_gets_fresh_episodes(module):
     state = envs.get_state()
     fresh = envs.set_state(state)
     assert (fresh[:, 0, 1] == 0).all()
-    # It goes on with the seeds that were to come, not with those of the run's first episodes.
+    # It continues with the seeds that come next, not with those of the first episodes.
     again = make_envs(envs.env_id, 3, seed=0)
     assert json.loads(state["rng"]) != again.rng.bit_generator.state
     again.reset()
@@ -226,7 +227,7 @@ def test_episode_length_is_found(module):
             self.length = 10**9
             return out
 
-    assert make_envs(module(Odd), 2).episode_length == 6  # the longest of the seeds 0, 1 and 2: 3, 6, 5
+    assert make_envs(module(Odd), 2).episode_length == 6  # seeds 0, 1 and 2 give 3, 6 and 5 steps
     assert make_envs(module(Limited), 2).episode_length == 41
     assert make_envs(module(Inner), 2).episode_length == 42
     assert make_envs(module(Endless), 2).episode_length == 1000
@@ -249,11 +250,11 @@ def test_ends_that_are_flagged_but_leave_the_agents_listed(module):
     assert (length == 3).any()
 
 
-# What cannot be adapted is refused, with the reason.
+# Environments that do not fit, and wrong input
 
 
 @pytest.mark.parametrize("signs", ["flag list", "flag", "list", "list result"])
-def test_losing_an_agent_midway(module, signs):
+def test_an_agent_that_leaves_early_is_refused(module, signs):
     class Leaver(Odd):
         def step(self, actions):
             everything = super().step(actions)
@@ -269,36 +270,36 @@ def test_losing_an_agent_midway(module, signs):
     envs = make_envs(module(Leaver), 2, seed=0)
     envs.reset()
     envs.step(np.zeros((2, 2), dtype=int))
-    with pytest.raises(TaskError, match=r"made_up\.env: the set of agents must be fixed, but right left"):
+    with pytest.raises(TaskError, match=r"made_up\.env: .* fixed.*right"):
         envs.step(np.zeros((2, 2), dtype=int))
 
 
-def test_starting_without_an_agent(module):
+def test_an_episode_that_starts_without_an_agent_is_refused(module):
     class Latecomer(Odd):
         def reset(self, seed=None, options=None):
             out = super().reset(seed, options)
             self.agents = ["right"]
             return out
 
-        def step(self, actions):  # only probed
+        def step(self, actions):  # called only to find the length of episodes
             self.agents = []
             return self.observations(), {}, {}, {}, {}
 
     envs = make_envs(module(Latecomer), 2, seed=0)
-    with pytest.raises(TaskError, match=r"must be fixed, but an episode starts with \['right'\] out of"):
+    with pytest.raises(TaskError, match=r"fixed.*\['right'\]"):
         envs.reset()
 
 
 @pytest.mark.parametrize(
     ("right", "complaint"),
     [
-        ((spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,))), "actions must be Discrete, right has continuous"),
-        ((spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2])), "actions must be Discrete, right has MultiDiscrete"),
-        ((spaces.Dict({"a": spaces.Box(-1, 1, (2,))}), spaces.Discrete(2)), "observations must be Box, right has Dict"),
-        ((spaces.Discrete(4), spaces.Discrete(2)), "observations must be Box, right has Discrete"),
+        ((spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,))), "Discrete, right has continuous"),
+        ((spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 2])), "Discrete, right has MultiDiscrete"),
+        ((spaces.Dict({"a": spaces.Box(-1, 1, (2,))}), spaces.Discrete(2)), "Box, right has Dict"),
+        ((spaces.Discrete(4), spaces.Discrete(2)), "Box, right has Discrete"),
     ],
 )
-def test_spaces_that_do_not_fit(module, right, complaint):
+def test_spaces_that_do_not_fit_are_refused(module, right, complaint):
     class Unfit(Odd):
         spaces = {**Odd.spaces, "right": right}  # noqa: RUF012
 
@@ -306,23 +307,22 @@ def test_spaces_that_do_not_fit(module, right, complaint):
         make_envs(module(Unfit), 1)
 
 
-def test_unknown_ids():
+def test_unknown_ids_name_the_known_ones_and_the_nearest():
     for wrong, right in [("simple_tga", "simple_tag"), ("simple_cripto", "simple_crypto"), ("Keep_Away", "keep_away")]:
         with pytest.raises(TaskError) as error:
             make_envs(wrong, 1)
-        assert f"unknown task {wrong!r}; did you mean {right!r}?" in str(error.value)
+        assert repr(wrong) in str(error.value) and f"did you mean {right!r}?" in str(error.value)
         assert all(env_id in str(error.value) for env_id in [*TASK_IDS, *OTHER_MPE2.split()])
-    with pytest.raises(TaskError, match="unknown task ''"):
-        make_envs("", 1)
 
 
 @pytest.mark.parametrize(
     ("env_id", "complaint"),
     [
-        ("no_such_package.env", "cannot import 'no_such_package.env'.*installed"),
-        ("mpe2.simple_tug_v3", "cannot import 'mpe2.simple_tug_v3'"),
-        ("mpe2.", "cannot import 'mpe2.'"),
-        (".simple_tag", "unknown task '.simple_tag'; did you mean 'simple_tag'"),
+        ("", "unknown task ''"),
+        ("no_such_package.env", "import 'no_such_package.env'.*installed"),
+        ("mpe2.simple_tug_v3", "import 'mpe2.simple_tug_v3'"),
+        ("mpe2.", "import 'mpe2.'"),
+        (".simple_tag", "'.simple_tag'; did you mean 'simple_tag'"),
         (".mpe2.simple_tag_v3", "unknown task '.mpe2.simple_tag_v3'"),
         ("os.path", "'os.path' has no parallel_env"),
         ("rover_tower_7", "even number"),
@@ -336,14 +336,14 @@ def test_wrong_ids(env_id, complaint):
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 1.5, True, "2"])
-@pytest.mark.parametrize("env_id", ["simple_tag", "rover_tower_8", "simple_crypto"])
+@pytest.mark.parametrize("env_id", ["simple_tag", "simple_crypto"])
 def test_wrong_number_of_environments(env_id, num_envs):
-    with pytest.raises(TaskError, match="num_envs must be a whole number of at least 1"):
+    with pytest.raises(TaskError, match="num_envs"):
         make_envs(env_id, num_envs)
 
 
 @pytest.mark.parametrize("env_id", ["simple_speaker_listener", "mpe2.simple_speaker_listener_v4"])
-def test_wrong_actions_are_refused_alike(env_id):
+def test_wrong_actions_are_refused_in_the_same_way(env_id):
     envs = make_envs(env_id, 2, seed=0)
     envs.reset()
     for actions, complaint in [
@@ -357,7 +357,7 @@ def test_wrong_actions_are_refused_alike(env_id):
     envs.step(np.array([[2, 4], [0, 0]]))
 
 
-# Playing episodes.
+# Playing episodes
 
 
 def test_returns_and_records_of_episodes_that_end_early(module):
@@ -366,7 +366,7 @@ def test_returns_and_records_of_episodes_that_end_early(module):
 
     path = module(Odd)
     returns, demos = play_episodes(path, act, 30, seed=0, record=True)
-    length = demos.obs[:, 0, 0, 0].astype(int)  # every observation shows it
+    length = demos.obs[:, 0, 0, 0].astype(int)
     assert set(length) == {3, 4, 5, 6}
     np.testing.assert_array_equal(demos.lengths, length)
     np.testing.assert_array_equal(returns[:, 0], length * (length + 1) / 2)  # 1 + 2 + ... + length
@@ -417,7 +417,7 @@ def test_more_episodes_than_copies_at_once(module):
 
     returns, demos = play_episodes("keep_away", act, 1203, seed=0, record=True)
     assert returns.shape == (1203, 2) and len(demos) == 1203 and max(seen) == 500
-    assert len(np.unique(demos.obs[:, 0].reshape(1203, -1), axis=0)) == 1203  # nothing is played twice
+    assert len(np.unique(demos.obs[:, 0].reshape(1203, -1), axis=0)) == 1203  # no episode is played twice
     np.testing.assert_allclose(demos.returns(), returns, rtol=1e-5)
     returns, demos = play_episodes(path, act, 501, seed=0, record=True)
     assert returns.shape == (501, 2) and demos.obs.shape[1] == demos.actions.shape[1] + 1 == 7
@@ -434,10 +434,10 @@ def test_random_actions_fit_every_agent(num_actions, copies, seed):
     np.testing.assert_array_equal(actions.max(axis=(0, 1)), np.array(num_actions) - 1)
 
 
-def test_random_actions_do_not_follow_the_places_that_the_same_seed_draws():
+def test_random_actions_are_independent_of_positions_drawn_with_the_same_seed():
     envs = make_envs("keep_away", 2000, seed=0)
     act, obs = random_actions(envs.num_actions, seed=0), envs.reset()
-    fifth = np.floor(5 * (envs.pos + 1) / 2)  # [2, entities, B]: 0 to 4, as actions are
+    fifth = np.floor(5 * (envs.pos + 1) / 2)  # [2, entities, B], from 0 to 4 like the actions
     for _ in range(4):
         agree = [(fifth == chosen).mean(axis=-1) for chosen in act(obs).T]
-        assert np.abs(np.array(agree) - 0.2).max() < 0.06  # six standard errors and more
+        assert np.abs(np.array(agree) - 0.2).max() < 0.06  # more than six standard errors
