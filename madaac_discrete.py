@@ -103,25 +103,6 @@ LOG_PROB_MIN = -20.0  # log pi in the discriminators is at least this, so that r
 # Networks, stacked over agents
 
 
-class FewOutputs(torch.autograd.Function):
-    """x [num, batch, in] @ weight [num, in, out] with a handful of outputs.
-
-    On a CPU and large batches the transposed products are several times as fast as those that torch.bmm and its
-    gradient make.
-    """
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(weight.mT, x.mT).mT
-
-    @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        grad_x = grad * weight.mT if weight.shape[2] == 1 else torch.bmm(grad, weight.mT)
-        return grad_x, torch.bmm(grad.mT, x).mT
-
-
 class StackedLinear(nn.Module):
     """One linear layer per agent: [agents, batch, in] -> [agents, batch, out]. Initialised as nn.Linear is."""
 
@@ -133,8 +114,6 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(bound * torch.empty(len(fan_in), 1, size_out).uniform_(-1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.shape[2] < 16:
-            return self.bias + FewOutputs.apply(x, self.weight)
         return torch.baddbmm(self.bias, x, self.weight)
 
 
@@ -176,26 +155,9 @@ def gather_actions(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     return values.gather(-1, actions[..., None])[..., 0]
 
 
-@torch.no_grad()  # log pi is a constant for the discriminators
-def log_pi(policies: Policies, batch: "Batch | Transitions") -> torch.Tensor:
-    """log pi_i(a_i | o_i), [agents, batch]"""
-    return gather_actions(policies(batch.obs).log_softmax(-1), batch.actions).clamp(min=LOG_PROB_MIN)
-
-
-def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, self_mask: torch.Tensor) -> tuple:
-    """Every agent attends to all others: queries, keys, values [agents, rows, d], rows being those of batch and heads.
-
-    self_mask [agents, agents] is the identity. Returns sum_j P_ij v_j [agents, rows, d], the logits and the weights P,
-    both [rows, agents, agents].
-    """
-    scale = 1 / math.sqrt(queries.shape[-1])
-    if len(queries) <= 3:  # matrices so small are multiplied faster element by element
-        logits = (queries[:, None] * keys).sum(-1)  # [agents, agents, rows]
-        weights = (scale * logits).masked_fill(self_mask[:, :, None], -torch.inf).softmax(1)
-        return (weights[..., None] * values).sum(1), logits.permute(2, 0, 1), weights.permute(2, 0, 1)
-    logits = torch.bmm(queries.transpose(0, 1), keys.permute(1, 2, 0))
-    weights = (scale * logits).masked_fill(self_mask, -torch.inf).softmax(-1)
-    return torch.bmm(weights, values.transpose(0, 1)).transpose(0, 1), logits, weights
+def log_pi(logits: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """log pi_i(a_i | o_i) [agents, batch], a constant for the discriminators."""
+    return gather_actions(logits.detach().log_softmax(-1), actions).clamp(min=LOG_PROB_MIN)
 
 
 class AttentionCritic(nn.Module):
@@ -213,10 +175,11 @@ class AttentionCritic(nn.Module):
         self.query = nn.Linear(hidden, hidden, bias=False)
         self.key = nn.Linear(hidden, hidden, bias=False)
         self.value = nn.Linear(hidden, hidden)
-        # f_i of the state encoding and of what was attended to: two halves of one layer, spared a concatenation.
-        self.head_state = StackedLinear(2 * wide, hidden, hidden)
-        self.head_attended = nn.Parameter(StackedLinear(2 * wide, hidden, hidden).weight.detach())
-        self.head_out = StackedLinear(wide, hidden, self.widest_action)
+        self.head = nn.Sequential(
+            StackedLinear(2 * wide, 2 * hidden, hidden),
+            nn.LeakyReLU(),
+            StackedLinear(wide, hidden, self.widest_action),
+        )
         self.register_buffer("self_mask", torch.eye(num, dtype=torch.bool), persistent=False)
 
     def shared_parameters(self) -> list[nn.Parameter]:
@@ -228,25 +191,26 @@ class AttentionCritic(nn.Module):
         """obs [agents, batch, widest obs], actions [agents, batch].
 
         Returns Q [agents, batch, widest action] for every own action, the squared attention logits (summed over
-        agents and heads, averaged over batch and others) and the attention weights [batch * heads, agents, agents].
+        agents and heads, averaged over batch and others) and the attention weights [batch, heads, agents, agents].
         """
         num, batch, _ = obs.shape
         one_hot = F.one_hot(actions, self.widest_action).to(obs.dtype)
-        s = F.leaky_relu(self.encode_state(batch_norm(obs)))  # [agents, batch, hidden]
-        e = F.leaky_relu(self.encode_state_action(batch_norm(torch.cat([obs, one_hot], -1))))
+        inputs = batch_norm(torch.cat([obs, one_hot], -1))  # [agents, batch, widest obs + widest action]
+        s = F.leaky_relu(self.encode_state(inputs[..., : obs.shape[-1]]))  # [agents, batch, hidden]
+        e = F.leaky_relu(self.encode_state_action(inputs))
 
         # P_ij ~ exp((W_K e_j)^T W_Q s_i / sqrt(d)), v_j = sigma(W_V e_j). The paper's text has e_i in the query. With
         # the own action in it, Q_i could not be computed for all own actions at once; the released code uses s_i.
         def by_head(x: torch.Tensor) -> torch.Tensor:
-            """[agents, batch, heads * d] -> [agents, batch * heads, d]"""
-            return x.view(num, batch * self.heads, -1)
+            """[agents, batch, heads * d] -> [batch, heads, agents, d]"""
+            return x.view(num, batch, self.heads, -1).permute(1, 2, 0, 3)
 
         queries, keys, values = by_head(self.query(s)), by_head(self.key(e)), by_head(F.leaky_relu(self.value(e)))
-        attended, logits, weights = attend(queries, keys, values, self.self_mask)
-        attended = attended.reshape(num, batch, -1)  # [agents, batch, hidden]
+        logits = queries @ keys.mT  # [batch, heads, agents, agents]
+        weights = (logits / math.sqrt(keys.shape[-1])).masked_fill(self.self_mask, -torch.inf).softmax(-1)
+        attended = (weights @ values).permute(2, 0, 1, 3).reshape(num, batch, -1)  # [agents, batch, hidden]
         squared_logits = logits.masked_fill(self.self_mask, 0.0).square().sum() / (batch * (num - 1))
-        x = torch.baddbmm(self.head_state(s), attended, self.head_attended)
-        return self.head_out(F.leaky_relu(x)), squared_logits, weights
+        return self.head(torch.cat([s, attended], -1)), squared_logits, weights
 
 
 def batch_norm(x: torch.Tensor) -> torch.Tensor:
@@ -373,9 +337,8 @@ def critic_loss(batch: Batch, rewards, critic, target_critic, target_policies, a
     }
 
 
-def policy_loss(obs: torch.Tensor, policies: Policies, critic, args: Args) -> tuple[torch.Tensor, dict]:
-    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies."""
-    logits = policies(obs)
+def policy_loss(obs: torch.Tensor, logits: torch.Tensor, has_action, critic, args: Args) -> tuple[torch.Tensor, dict]:
+    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies' logits."""
     log_probs = logits.log_softmax(-1)
     actions = sample(log_probs.detach())
     log_prob = gather_actions(log_probs, actions)  # [agents, batch]
@@ -385,7 +348,7 @@ def policy_loss(obs: torch.Tensor, policies: Policies, critic, args: Args) -> tu
         advantage = gather_actions(q, actions) - baseline
         entropy = -(log_probs.exp() * log_probs).sum(-1)
     gradient_term = (log_prob * (args.alpha * log_prob - advantage).detach()).mean(1)
-    logit_term = (logits * policies.has_action).square().mean(1).sum(-1) / policies.has_action.sum((1, 2))
+    logit_term = (logits * has_action).square().mean(1).sum(-1) / has_action.sum((1, 2))
     loss = (gradient_term + args.logit_regularization * logit_term).sum()
     return loss, {
         "losses/policy": loss.detach(),
@@ -408,6 +371,8 @@ def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) 
         "discriminator/entropy": entropy.detach().mean() / 2,
         "discriminator/accuracy_learner": (learner.detach() < 0).float().mean(),
         "discriminator/accuracy_expert": (expert.detach() > 0).float().mean(),
+        "discriminator/reward_mean": learner.detach().mean(),
+        "discriminator/reward_std": learner.detach().std(),
     }
 
 
@@ -477,12 +442,14 @@ def main(args: Args) -> None:
             # Lines 6-7: sample from B_A and from the demonstrations B_E.
             learner, demo = buffer.sample(args.batch_size), expert.sample(args.batch_size)
 
-            # Line 8: r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i). The discriminators do not change before
-            # their own update below, so that one pass of f serves both.
+            # Line 8: r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i). One pass of the discriminators serves
+            # lines 8 and 10, and one pass of the policies serves lines 8 to 10.
             both = Transitions(*(torch.cat(parts, 1) for parts in zip(learner[:3], demo)))
-            f = discriminators(both)  # equation (4), [agents, 2 * batch]
-            learned_rewards = f.detach()[:, : args.batch_size] - log_pi(policies, learner)
-            rewards = (learner.rewards if args.true_reward else learned_rewards) / envs.episode_length
+            f_learner, f_demo = discriminators(both).chunk(2, 1)  # equation (4), [agents, batch] each
+            logits, demo_logits = policies(learner.obs), policies(demo.obs)
+            logits_learner = f_learner - log_pi(logits, learner.actions)
+            logits_expert = f_demo - log_pi(demo_logits, demo.actions)
+            rewards = (learner.rewards if args.true_reward else logits_learner.detach()) / envs.episode_length
 
             # Line 9: policy learning by MAAC
             loss, metrics = critic_loss(learner, rewards, critic, target_critic, target_policies, args)
@@ -493,7 +460,7 @@ def main(args: Args) -> None:
             metrics["gradients/critic"] = nn.utils.clip_grad_norm_(critic.parameters(), args.critic_max_grad_norm)
             critic_optimizer.step()
 
-            loss, policy_metrics = policy_loss(learner.obs, policies, critic, args)
+            loss, policy_metrics = policy_loss(learner.obs, logits, policies.has_action, critic, args)
             policy_optimizer.zero_grad()
             loss.backward()
             metrics["gradients/policy_max"] = clip_each_agent(policies, args.policy_max_grad_norm).max()
@@ -502,7 +469,6 @@ def main(args: Args) -> None:
             soft_update(target_policies, policies, args.policy_tau)
 
             # Line 10: reward learning
-            logits_learner, logits_expert = (f - log_pi(policies, both)).chunk(2, 1)
             loss, disc_metrics = discriminator_loss(logits_learner, logits_expert, args)
             disc_optimizer.zero_grad()
             loss.backward()
@@ -512,14 +478,14 @@ def main(args: Args) -> None:
                 norm = clip_each_agent(discriminators, args.disc_max_grad_norm).max()
             disc_optimizer.step()
             metrics |= policy_metrics | disc_metrics
-            metrics |= {"gradients/discriminator": norm, "discriminator/reward_mean": learned_rewards.mean()}
-            metrics |= {"discriminator/reward_std": learned_rewards.std()}
+            metrics["gradients/discriminator"] = norm
 
         if run.due(run.log_every):
             if unseen_expert.actions.numel():
                 with torch.no_grad():
-                    logits = discriminators(unseen_expert) - log_pi(policies, unseen_expert)
-                metrics["discriminator/accuracy_unseen_expert"] = (logits > 0).float().mean()
+                    log_prob = log_pi(policies(unseen_expert.obs), unseen_expert.actions)
+                    right = discriminators(unseen_expert) > log_prob
+                metrics["discriminator/accuracy_unseen_expert"] = right.float().mean()
             run.log(metrics)
 
     run.finish(true_reward=args.true_reward)

@@ -94,25 +94,6 @@ from madaac_utils.run import Run
 # Networks, stacked over agents
 
 
-class FewOutputs(torch.autograd.Function):
-    """x [num, batch, in] @ weight [num, in, out] with a handful of outputs.
-
-    On a CPU and large batches the transposed products are several times as fast as those that torch.bmm and its
-    gradient make.
-    """
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(weight.mT, x.mT).mT
-
-    @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        grad_x = grad * weight.mT if weight.shape[2] == 1 else torch.bmm(grad, weight.mT)
-        return grad_x, torch.bmm(grad.mT, x).mT
-
-
 class StackedLinear(nn.Module):
     """One linear layer per agent: [agents, batch, in] -> [agents, batch, out]. Initialised as nn.Linear is."""
 
@@ -124,8 +105,6 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(bound * torch.empty(len(fan_in), 1, size_out).uniform_(-1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.shape[2] < 16:
-            return self.bias + FewOutputs.apply(x, self.weight)
         return torch.baddbmm(self.bias, x, self.weight)
 
 

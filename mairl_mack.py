@@ -94,25 +94,6 @@ LOG_PROB_MIN = -20.0  # log pi in the discriminators is at least this, so that r
 # Networks, stacked over agents
 
 
-class FewOutputs(torch.autograd.Function):
-    """x [num, batch, in] @ weight [num, in, out] with a handful of outputs.
-
-    On a CPU and large batches the transposed products are several times as fast as those that torch.bmm and its
-    gradient make.
-    """
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.bmm(weight.mT, x.mT).mT
-
-    @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        grad_x = grad * weight.mT if weight.shape[2] == 1 else torch.bmm(grad, weight.mT)
-        return grad_x, torch.bmm(grad.mT, x).mT
-
-
 class StackedLinear(nn.Module):
     """One linear layer per agent: [agents, batch, in] -> [agents, batch, out]. Initialised as nn.Linear is."""
 
@@ -124,8 +105,6 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(bound * torch.empty(len(fan_in), 1, size_out).uniform_(-1, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.weight.shape[2] < 16:
-            return self.bias + FewOutputs.apply(x, self.weight)
         return torch.baddbmm(self.bias, x, self.weight)
 
 
@@ -196,10 +175,9 @@ def gather_actions(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     return values.gather(-1, actions[..., None])[..., 0]
 
 
-@torch.no_grad()  # log pi is a constant for the discriminators
-def log_pi(policies: Policies, batch: Transitions) -> torch.Tensor:
-    """log pi_i(a_i | o_i), [agents, batch]"""
-    return gather_actions(policies(batch.obs).log_softmax(-1), batch.actions).clamp(min=LOG_PROB_MIN)
+def log_pi(logits: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """log pi_i(a_i | o_i) [agents, batch], a constant for the discriminators."""
+    return gather_actions(logits.detach().log_softmax(-1), actions).clamp(min=LOG_PROB_MIN)
 
 
 class Values(nn.Module):
@@ -568,7 +546,7 @@ def main(args: Args) -> None:
 
         # Rewards: r_i = log D_i - log(1 - D_i) = f_i - log pi_i(a_i | o_i), with the current discriminators.
         with torch.no_grad():
-            learned_rewards = discriminators(transitions) - log_pi(policies, transitions)  # [agents, batch]
+            learned_rewards = discriminators(transitions) - log_pi(policies(transitions.obs), transitions.actions)
         rewards = rollout.rewards if args.true_reward else learned_rewards.T.view_as(rollout.rewards)
         rewards = rewards / envs.episode_length
 
@@ -584,7 +562,7 @@ def main(args: Args) -> None:
             rows = torch.randperm(pool.actions.shape[1], device=device)[: args.disc_batch_size]
             learner, demo = [part[:, rows] for part in pool], expert.sample(args.disc_batch_size)
             both = Transitions(*(torch.cat(parts, 1) for parts in zip(learner, demo)))
-            logits = discriminators(both) - log_pi(policies, both)
+            logits = discriminators(both) - log_pi(policies(both.obs), both.actions)
             loss, disc_metrics = discriminator_loss(logits[:, : len(rows)], logits[:, len(rows) :], args)
             disc_optimizer.zero_grad()
             loss.backward()
@@ -600,7 +578,8 @@ def main(args: Args) -> None:
             metrics |= {"discriminator/reward_std": learned_rewards.std()}
             if unseen_expert.actions.numel():
                 with torch.no_grad():
-                    logits = discriminators(unseen_expert) - log_pi(policies, unseen_expert)
+                    log_prob = log_pi(policies(unseen_expert.obs), unseen_expert.actions)
+                    logits = discriminators(unseen_expert) - log_prob
                 metrics["discriminator/accuracy_unseen_expert"] = (logits > 0).float().mean()
             run.log(metrics)
 

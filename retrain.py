@@ -217,7 +217,8 @@ def train_maac(run: Run, envs: RecordEpisodes, references: dict, reward: Learned
             metrics["gradients/critic"] = nn.utils.clip_grad_norm_(critic.parameters(), settings.critic_max_grad_norm)
             critic_optimizer.step()
 
-            loss, policy_metrics = maac.policy_loss(batch.obs, policies, critic, settings)
+            logits = policies(batch.obs)
+            loss, policy_metrics = maac.policy_loss(batch.obs, logits, policies.has_action, critic, settings)
             policy_optimizer.zero_grad()
             loss.backward()
             metrics["gradients/policy_max"] = maac.clip_each_agent(policies, settings.policy_max_grad_norm).max()
