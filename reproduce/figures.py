@@ -1,6 +1,5 @@
 """Figures as PNG files: curves of NSS, the headline, PCC, interquartile means and parameter counts."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -9,29 +8,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from reproduce import writing
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
-from reproduce.parameters import AGENTS, COUNTED, total_parameters
-from reproduce.stats import (
-    MIN_RUNS,
-    Data,
-    aggregate,
-    bootstrap_interval,
-    interquartile_mean,
-    mean_and_t_interval,
-    mean_curve,
+from reproduce import stats, writing
+from reproduce.grid import (
+    ALGORITHMS,
+    DEMOS,
+    DISCRIMINATORS,
+    HEADLINE_TASKS,
+    LARGE_TASKS,
+    PAPER_EPISODES,
+    SMALL_TASKS,
+    STAGES,
+    TASKS,
 )
+from reproduce.parameters import AGENTS, COUNTED, total_parameters
+from reproduce.stats import MIN_RUNS, Data
 
-COLOURS = {
-    "magail": "#009E73",
-    "mairl": "#D55E00",
-    "madaac": "#0072B2",
-    "madaac_paper": "#56B4E9",
-    "madaac_bc": "#CC79A7",
-    "bc": "#555555",
-}
+COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#CC79A7", "#555555")))
 LINES = {"decentralized": "-", "centralized": "--"}
-BAND = "mean over runs with 95 % t intervals"
+BAND = f"mean over runs, with 95 % t intervals from {MIN_RUNS} runs on"
 CAPTIONS = {
     "headline": f"NSS against episodes and seconds, 50 demonstrations, decentralized: {BAND}. Dashed: BC.",
     "imitation_small": f"NSS during imitation, small tasks: {BAND}.",
@@ -67,9 +61,9 @@ def add_legend(figure: Figure, algorithms: list[str], kinds: tuple[str, ...]) ->
 def draw(axis, data: Data, place: tuple, x: str, y: str) -> bool:
     """The mean curve of the runs of a place; whether there is one."""
     rows, colour = data.get(*place), COLOURS[place[2]]
-    places, mean, half = mean_curve([data.curves[row.run_id] for row in rows], x, y)
+    places, mean, half = stats.mean_curve([data.curves[row.run_id] for row in rows], x, y)
     axis.plot(places, mean, color=colour, linestyle=LINES.get(place[3]), linewidth=1.2, marker="." * (len(places) == 1))
-    if len(rows) > 1:
+    if len(rows) >= MIN_RUNS:
         axis.fill_between(places, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
     return len(places) > 0
 
@@ -94,6 +88,7 @@ def curves_figure(data: Data, stage: str, tasks: dict[str, str], y: str = "nss")
             drawn |= measured
             if not measured:
                 axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
+                axis.set_xlim(0, PAPER_EPISODES[task])
             if y == "nss":
                 frame_nss(axis)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
@@ -115,10 +110,11 @@ def headline_figure(data: Data) -> Figure | None:
             places = [("imitate", task, name, "decentralized", 50) for name in algorithms]
             drawn |= any([draw(axis, data, place, unit, "nss") for place in places])
             if rows := data.get("imitate", task, "bc", "none", 50):
-                mean, half = mean_and_t_interval(np.array([row.nss for row in rows]))
-                axis.axhline(mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2)
-                if not math.isnan(half):
-                    axis.axhspan(mean - half, mean + half, color=COLOURS["bc"], alpha=0.15, linewidth=0)
+                nss = stats.over_runs([row.nss for row in rows])
+                axis.axhline(nss.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2)
+                if nss.runs >= MIN_RUNS:
+                    low, high = nss.mean - nss.half, nss.mean + nss.half
+                    axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)
             axis.set_xscale("log")
             axis.set_xlabel(unit, fontsize=8)
         axes[0, column].set_title(TASKS[task], fontsize=9)
@@ -134,13 +130,15 @@ def iqm_figure(data: Data) -> Figure | None:
     drawn, algorithms = False, list(ALGORITHMS)
     for axis, (stage, title) in zip(axes[0], STAGES.items()):
         for y, demos in enumerate((*((n,) for n in DEMOS), DEMOS)):
-            for name, scores in aggregate(data, stage, demos).items():
+            for name, scores in stats.aggregate(data, stage, demos).items():
                 if scores.size < 4:
                     continue
                 height = y + 0.13 * (algorithms.index(name) - 2.5)
-                axis.plot(interquartile_mean(scores), height, color=COLOURS[name], marker="o", markersize=5)
+                axis.plot(stats.interquartile_mean(scores), height, color=COLOURS[name], marker="o", markersize=5)
                 if len(scores) >= MIN_RUNS:
-                    axis.plot(bootstrap_interval(scores), [height] * 2, color=COLOURS[name], linewidth=5, alpha=0.35)
+                    axis.plot(
+                        stats.bootstrap_interval(scores), [height] * 2, color=COLOURS[name], linewidth=5, alpha=0.35
+                    )
                 drawn = True
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("interquartile mean of final NSS", fontsize=8)

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from reproduce import UserError
 from reproduce.grid import Cell, resume_command, start_command
-from reproduce.store import Events, Workspace, as_hours, has_current_demos, lock_run, read_config, total_time
+from reproduce.store import (
+    Events,
+    Workspace,
+    as_hours,
+    has_current_demos,
+    lock_run,
+    read_config,
+    read_summary,
+    total_time,
+)
 
 
 def last_lines(log: Path, count: int = 15) -> str:
@@ -62,8 +71,9 @@ class Process:
         folder = work.run_folder(cell)
         if folder:
             config = read_config(folder)
-            usable = config and has_current_demos(config) and work.has_current_reward(cell)
-            if usable and (folder / "checkpoint.pt").is_file() and not is_damaged(folder):
+            damaged = not config or ((folder / "summary.json").exists() and not read_summary(folder))
+            usable = not damaged and has_current_demos(config) and work.has_current_reward(cell)
+            if usable and (folder / "checkpoint.pt").is_file():
                 steps = config["args"].get("total_timesteps") or 0
                 return resume_command(cell, work.grid, folder, steps)
             if not usable or (folder / "summary.json").exists():
@@ -87,13 +97,6 @@ class Process:
         if folder and (self.events is None or self.events.folder != folder):
             self.events = Events(folder)
         return self.events.reload().progress() if self.events else dict.fromkeys(("done", "nss", "left"), math.nan)
-
-
-def is_damaged(folder: Path) -> bool:
-    """Whether there is a summary that cannot be read."""
-    from reproduce.store import read_summary
-
-    return (folder / "summary.json").exists() and read_summary(folder) is None
 
 
 class Display:

@@ -23,14 +23,6 @@ def number_or_nan(text: str) -> float:
     return number(text) if text else math.nan
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    return tuple(number(part) for part in text.split(";"))
-
-
-def names(text: str) -> tuple[str, ...]:
-    return tuple(text.split(";"))
-
-
 def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -86,12 +78,11 @@ PARSERS = {
     "discriminator": one_of("none", *DISCRIMINATORS),
     "budget": one_of("default", "paper"),
     "rl": one_of("", "mack", "maac"),
-    "agents": names,
-    "nss_greedy": number_or_nan,
-    "nss_last_500": number_or_nan,
-    "pcc": number_or_nan,
+    "agents": lambda text: tuple(text.split(";")),
+    **dict.fromkeys(("nss_greedy", "nss_last_500", "pcc"), number_or_nan),
 }
-BY_TYPE = {int: int, str: str, float: number, tuple[float, ...]: numbers}
+BY_TYPE = {int: int, str: str, float: number}
+BY_TYPE[tuple[float, ...]] = lambda text: tuple(number(part) for part in text.split(";"))
 ROW_COLUMNS = {field.name: PARSERS.get(field.name) or BY_TYPE[field.type] for field in fields(Row)}
 CURVE_COLUMNS = {"episodes": number, "seconds": number, "nss": number, "pcc": number_or_nan}
 PAPER_ALGORITHMS = ("MA-GAIL", "MA-AIRL", "MA-DAAC")

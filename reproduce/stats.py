@@ -43,9 +43,10 @@ class Value(NamedTuple):
 
 
 def over_runs(values) -> Value:
-    """Mean and t interval."""
-    values = np.asarray(values, dtype=float)
-    mean, half = mean_and_t_interval(values)
+    """Mean and t interval; nan without values."""
+    if not len(values):
+        return Value(math.nan, math.nan, 0)
+    mean, half = mean_and_t_interval(np.asarray(values, dtype=float))
     return Value(float(mean), float(half), len(values))
 
 
@@ -68,7 +69,7 @@ def compare(one: Value, other: Value) -> int | None:
 
 
 class Column(NamedTuple):
-    """A score of the paper's tables: that of one agent, "all" for a shared reward, or "mean" over agents."""
+    """A column of the paper's tables: the score of one agent, of all who share a reward, or the mean over agents."""
 
     title: str
     task: str
@@ -109,9 +110,8 @@ class Data:
         kind = discriminator if ALGORITHMS[algorithm].adversarial else "none"
         return self.runs.get(Place(stage, task, algorithm, kind, n_demos), [])
 
-    def nss(self, *place) -> Value | None:
-        rows = self.get(*place)
-        return over_runs([row.nss for row in rows]) if rows else None
+    def nss(self, *place) -> Value:
+        return over_runs([row.nss for row in self.get(*place)])
 
     def algorithms(self, stage: str) -> list[str]:
         """The paper's three and behavioural cloning, and others if there are runs."""

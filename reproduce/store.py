@@ -15,15 +15,7 @@ import time
 from pathlib import Path
 
 from reproduce import EXPERTS, UserError, read_json, writing
-from reproduce.grid import (
-    EPISODE_LENGTH,
-    NUM_AGENTS,
-    PAPER_EPISODES,
-    PAPER_LEARNER,
-    Cell,
-    Grid,
-    episodes_of,
-)
+from reproduce.grid import EPISODE_LENGTH, NUM_AGENTS, PAPER_EPISODES, PAPER_LEARNER, Cell, Grid, episodes_of
 from reproduce.rows import CURVE_COLUMNS, Row, read_rows, write_rows, write_table
 
 CURVE_POINTS = 300  # at most so many points per curve on disk
@@ -53,32 +45,28 @@ def is_current_expert(task: str, expert_scores: tuple[float, ...], arguments: st
 
 
 def read_summary(folder: Path) -> dict | None:
-    """Columns of the row of a finished run. None if it has not ended; a damaged file is reported and counts as none."""
+    """Columns of the row of a run that has ended, None for others. Damaged files are reported and count as none."""
     path = folder / "summary.json"
-    if not path.exists():
+    config = read_config(folder) if path.exists() else None
+    if not config:
         return None
     try:
         summary = read_json(path, "the summary of a run")
-        agents = tuple(summary["expert"])
-        scores = [summary["stochastic"]["scores"][agent] for agent in agents]
-        columns = {
+        agents, stochastic, greedy = tuple(summary["expert"]), summary["stochastic"], summary["greedy"]
+        optional = [summary.get(name) for name in ("nss_last_500_training_episodes", "pcc")]
+        last, pcc = (math.nan if value is None else float(value) for value in optional)
+        return {
             "episodes": int(summary["episodes"]),
             "rl": summary.get("rl", ""),
             "agents": agents,
-            "scores": tuple(float(score["mean"]) for score in scores),
-            "score_intervals": tuple(float(score["interval_95"]) for score in scores),
-            "greedy_scores": tuple(float(summary["greedy"]["scores"][agent]["mean"]) for agent in agents),
-            "expert_scores": tuple(map(float, summary["expert"].values())),
+            "scores": tuple(float(stochastic["scores"][agent]["mean"]) for agent in agents),
+            "score_intervals": tuple(float(stochastic["scores"][agent]["interval_95"]) for agent in agents),
+            "greedy_scores": tuple(float(greedy["scores"][agent]["mean"]) for agent in agents),
+            "expert_scores": tuple(float(summary["expert"][agent]) for agent in agents),
             "random_scores": tuple(float(summary["random"][agent]) for agent in agents),
-            "nss": float(summary["stochastic"]["nss"]),
-            "nss_greedy": float(summary["greedy"]["nss"]),
-            "seconds": round(summary["seconds"]),
+            **{"nss": float(stochastic["nss"]), "nss_greedy": float(greedy["nss"]), "nss_last_500": last, "pcc": pcc},
+            **{"seconds": round(summary["seconds"]), "commit": str(config.get("commit", "unknown"))},
         }
-        optional = {"nss_last_500": "nss_last_500_training_episodes", "pcc": "pcc"}
-        for name, key in optional.items():
-            value = summary.get(key)
-            columns[name] = math.nan if value is None else float(value)
-        return columns
     except UserError as error:
         warn(str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -274,16 +262,13 @@ class Workspace:
     def record(self, cell: Cell) -> Row:
         """Write the row and the curve of a run that has ended."""
         folder, columns = self.run_folder(cell), self.summary(cell)
-        config = read_config(folder) or {}
         reward_episodes = self.reward(cell).get("episodes", 0) if cell.stage == "retrain" else 0
-        commit = config.get("commit", "unknown")
-        row = Row(run_id=cell.run_id, **vars(cell), **columns, commit=commit, reward_episodes=reward_episodes)
+        row = Row(run_id=cell.run_id, **vars(cell), **columns, reward_episodes=reward_episodes)
         before = self.current_row(cell)
         if before and before.episodes > row.episodes:  # it was run again for its reward only
             return before
-        write_table(
-            self.results / "curves" / f"{cell.run_id}.csv", list(CURVE_COLUMNS), Events(folder).reload().curve()
-        )
+        curve = self.results / "curves" / f"{cell.run_id}.csv"
+        write_table(curve, list(CURVE_COLUMNS), Events(folder).reload().curve())
         with locked(self.results):  # several commands may run at once
             self.rows = read_rows(self.results / "runs.csv") | {cell.run_id: row}
             write_rows(self.results / "runs.csv", self.rows)

@@ -1,26 +1,14 @@
 """Tables as Markdown and LaTeX: the paper's six, the headline, NSS, PCC, sample efficiency and others."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from reproduce import EXPERTS, read_json
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, NSS_GOALS, STAGES, TASKS
+from reproduce import EXPERTS, read_json, stats
+from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
 from reproduce.rows import Row
-from reproduce.stats import (
-    BOOTSTRAP_SAMPLES,
-    COLUMNS,
-    MIN_RUNS,
-    PAPER_TITLES,
-    Column,
-    Data,
-    Value,
-    aggregate,
-    bootstrap_interval,
-    compare,
-    interquartile_mean,
-    over_runs,
-)
+from reproduce.stats import COLUMNS, MIN_RUNS, PAPER_TITLES, Column, Data, Value, over_runs
 
 NOTHING = "–"
 INTERVALS = "Cells: mean ± half width of the 95 % t interval over runs (number of runs); a single run has no interval."
@@ -46,66 +34,50 @@ def number(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
-def cell(value: Value | None, digits: int = 2, with_runs: bool = True) -> str:
-    if value is None:
+def cell(value: Value, digits: int = 2, with_runs: bool = True) -> str:
+    if math.isnan(value.mean):
         return NOTHING
     half = "" if math.isnan(value.half) else f" ± {number(value.half, digits)}"
     return number(value.mean, digits) + half + (f" ({value.runs})" if with_runs else "")
 
 
 def mark(ours: Value, paper: Value) -> str:
-    sign = compare(ours, paper)
+    sign = stats.compare(ours, paper)
     return "" if sign is None else " " + {1: "↑", 0: "=", -1: "↓"}[sign]
 
 
-def grid_table(
-    data: Data,
-    name: str,
-    title: str,
-    stage: str,
-    lines: dict[str, list[Column]],
-    show: Callable[[Row, list[Column]], float],
-    paper: Callable | None,
-    digits: int,
-) -> Table:
+def grid_table(data: Data, name: str, title: str, stage: str, lines: dict, show: Callable, paper, digits: int):
     """One row per line, number of demonstrations and discriminator; one column per algorithm, beside the paper's.
 
-    A line is a title and the columns of the paper's tables that it covers. `show` gives the value of a run that is
-    shown, and `paper` the paper's value of that kind.
+    A line is a title and the columns of the paper's tables that it covers. `show(row, columns)` is the value of a run
+    that is shown, and `paper(stage, columns, algorithm, discriminator, n_demos)` the paper's; None leaves the paper out.
     """
     algorithms = data.algorithms(stage)
+    last = {PAPER_TITLES.get(algorithm): algorithm for algorithm in algorithms} if paper else {}  # both MA-DAACs share
     header, rows, used = ["task", "demonstrations", "discriminator"], [], []
     for algorithm in algorithms:
+        title_of_paper = PAPER_TITLES.get(algorithm)
         header.append(ALGORITHMS[algorithm].title)
-        header += [f"paper's {PAPER_TITLES[algorithm]}"] if paper and is_last_of_paper(algorithm, algorithms) else []
-    for line, columns in lines.items():
-        for n_demos in DEMOS:
-            for kind in DISCRIMINATORS:
-                cells = []
-                for algorithm in algorithms:
-                    runs = data.get(stage, columns[0].task, algorithm, kind, n_demos)
-                    used += runs
-                    text = cell(over_runs([show(row, columns) for row in runs]) if runs else None, digits)
-                    if paper and algorithm in PAPER_TITLES:
-                        place = (PAPER_TITLES[algorithm], kind, n_demos)
-                        if runs:
-                            ours = over_runs([sum(c.nss(row) for c in columns) / len(columns) for row in runs])
-                            text += mark(ours, data.paper_nss(stage, columns, *place))
-                        if is_last_of_paper(algorithm, algorithms):
-                            cells += [text, cell(paper(stage, columns, *place), 3, with_runs=False)]
-                            continue
-                    cells.append(text)
-                if paper or set(cells) != {NOTHING}:
-                    rows.append([line, str(n_demos), kind, *cells])
+        header += [f"paper's {title_of_paper}"] if title_of_paper and last.get(title_of_paper) == algorithm else []
+    for (line, columns), n_demos, kind in itertools.product(lines.items(), DEMOS, DISCRIMINATORS):
+        cells = []
+        for algorithm in algorithms:
+            runs, title_of_paper = (
+                data.get(stage, columns[0].task, algorithm, kind, n_demos),
+                PAPER_TITLES.get(algorithm),
+            )
+            used += runs
+            cells.append(cell(over_runs([show(row, columns) for row in runs]), digits))
+            if paper and title_of_paper:
+                nss = over_runs([sum(column.nss(row) for column in columns) / len(columns) for row in runs])
+                cells[-1] += mark(nss, data.paper_nss(stage, columns, title_of_paper, kind, n_demos))
+                if last[title_of_paper] == algorithm:
+                    cells.append(cell(paper(stage, columns, title_of_paper, kind, n_demos), 3, with_runs=False))
+        if paper or set(cells) != {NOTHING}:
+            rows.append([line, str(n_demos), kind, *cells])
     notes = [MARKS] if paper else []
     notes += ["BC has no discriminator; its value stands in both rows."] if "bc" in algorithms else []
     return Table(name, title, INTERVALS, header, rows, [*notes, *episodes_notes(used)])
-
-
-def is_last_of_paper(algorithm: str, algorithms: list[str]) -> bool:
-    """Whether the paper's column follows: both MA-DAACs share one."""
-    same = [name for name in algorithms if PAPER_TITLES.get(name) == PAPER_TITLES.get(algorithm, "")]
-    return bool(same) and same[-1] == algorithm
 
 
 def episodes_notes(rows: list[Row]) -> list[str]:
@@ -113,74 +85,66 @@ def episodes_notes(rows: list[Row]) -> list[str]:
     notes = []
     for name, text in (("episodes", "Episodes per run"), ("reward_episodes", "Episodes of the rewards' imitations")):
         counts = {key: sorted({getattr(row, name) for row in rows if row.algorithm == key}) for key in ALGORITHMS}
-        parts = [
-            f"{ALGORITHMS[key].title} {' or '.join(f'{count:,}' for count in found)}"
-            for key, found in counts.items()
-            if any(found)
-        ]
+        texts = {key: " or ".join(f"{count:,}" for count in found) for key, found in counts.items() if any(found)}
+        parts = [f"{ALGORITHMS[key].title} {text}" for key, text in texts.items()]
         notes += [f"{text}: {'; '.join(parts)}."] if parts else []
     return notes
 
 
-def task_columns(task: str) -> list[Column]:
-    return [column for column in COLUMNS if column.task == task]
-
-
 def paper_tables(data: Data) -> list[Table]:
     """The paper's four tables of scores."""
-    tables = []
-    for scale in ("small", "large"):
-        columns = [column for column in COLUMNS if (column.task in LARGE_TASKS) == (scale == "large")]
-        lines = {column.title: [column] for column in columns}
+
+    def paper(stage: str, columns: list[Column], *place) -> Value:
+        return data.paper_score(stage, columns[0], *place)
+
+    found = []
+    for scale, tasks in (("small", SMALL_TASKS), ("large", LARGE_TASKS)):
+        lines = {column.title: [column] for column in COLUMNS if column.task in tasks}
         for stage, title in STAGES.items():
             name, heading = f"{scale}_scale_{title}", f"{scale.capitalize()}-scale {title}: scores"
-
-            def paper(stage: str, columns: list[Column], *place) -> Value:
-                return data.paper_score(stage, columns[0], *place)
-
-            tables.append(grid_table(data, name, heading, stage, lines, lambda r, c: c[0].score(r), paper, 2))
-    return tables
+            found.append(grid_table(data, name, heading, stage, lines, lambda row, c: c[0].score(row), paper, 2))
+    return found
 
 
 def nss_tables(data: Data) -> list[Table]:
-    lines = {title: task_columns(task) for task, title in TASKS.items()}
-    tables = [
-        grid_table(data, f"nss_{title}", f"NSS after {title}", stage, lines, lambda r, _: r.nss, data.paper_nss, 3)
-        for stage, title in STAGES.items()
-    ]
+    """NSS of both stages, and the correlation of rewards."""
+    lines = {title: [column for column in COLUMNS if column.task == task] for task, title in TASKS.items()}
+    found = []
+    for stage, title in STAGES.items():
+        name, heading = f"nss_{title}", f"NSS after {title}"
+        found.append(grid_table(data, name, heading, stage, lines, lambda row, _: row.nss, data.paper_nss, 3))
     title = "Correlation (PCC) of learned with true rewards in retraining"
-    return [*tables, grid_table(data, "pcc", title, "retrain", lines, lambda r, _: r.pcc, None, 2)]
+    return [*found, grid_table(data, "pcc", title, "retrain", lines, lambda row, _: row.pcc, None, 2)]
 
 
 def relative_table(data: Data, stage: str) -> Table:
     """The paper's table of differences to MA-GAIL, Rover Tower, decentralized."""
-    kind, rows, used = "decentralized", [], []
-    for column in [column for column in COLUMNS if column.task in LARGE_TASKS]:
-        for algorithm in [name for name in data.algorithms(stage) if name != "magail"]:
-            cells = []
-            for n_demos in DEMOS:
-                pair = [data.get(stage, column.task, name, kind, n_demos) for name in (algorithm, "magail")]
-                text, paper = NOTHING, NOTHING
-                if all(pair):
-                    used += pair[0] + pair[1]
-                    scores, nss = (
-                        [over_runs([measure(row) for row in runs]) for runs in pair]
-                        for measure in (column.score, column.nss)
-                    )
-                    text = cell(scores[0].minus(scores[1]))
-                if algorithm in PAPER_TITLES:
-                    titles = [(PAPER_TITLES[algorithm], kind, n_demos), ("MA-GAIL", kind, n_demos)]
-                    theirs = [data.paper_score(stage, column, *title) for title in titles]
-                    paper = cell(theirs[0].minus(theirs[1]), 3, with_runs=False)
-                    if all(pair):
-                        nss_paper = [data.paper_nss(stage, [column], *title) for title in titles]
-                        text += mark(nss[0].minus(nss[1]), nss_paper[0].minus(nss_paper[1]))
-                cells += [text, paper]
-            rows.append([column.title, ALGORITHMS[algorithm].title, *cells])
+    rows, used = [], []
+    columns = [column for column in COLUMNS if column.task in LARGE_TASKS]
+    algorithms = [name for name in data.algorithms(stage) if name != "magail"]
+    for column, algorithm in itertools.product(columns, algorithms):
+        cells = []
+        for n_demos in DEMOS:
+            pair = [data.get(stage, column.task, name, "decentralized", n_demos) for name in (algorithm, "magail")]
+            used += pair[0] + pair[1] if all(pair) else []
+            score, nss = (difference(pair, measure) for measure in (column.score, column.nss))
+            cells += [cell(score), NOTHING]
+            if algorithm in PAPER_TITLES:
+                places = [(title, "decentralized", n_demos) for title in (PAPER_TITLES[algorithm], "MA-GAIL")]
+                ours, magail = (data.paper_score(stage, column, *place) for place in places)
+                cells[-1] = cell(ours.minus(magail), 3, with_runs=False)
+                ours, magail = (data.paper_nss(stage, [column], *place) for place in places)
+                cells[-2] += mark(nss, ours.minus(magail))
+        rows.append([column.title, ALGORITHMS[algorithm].title, *cells])
     header = ["task", "algorithm", *(text for n in DEMOS for text in (f"{n} demonstrations", f"paper's, {n}"))]
     caption = f"Score after {STAGES[stage]} minus MA-GAIL's, decentralized. {INTERVALS}"
     notes = [f"{MARKS} Here differences are compared; n is the smaller number of runs.", *episodes_notes(used)]
     return Table(f"relative_{STAGES[stage]}", f"Relative to MA-GAIL, {STAGES[stage]}", caption, header, rows, notes)
+
+
+def difference(pair: list[list[Row]], measure: Callable[[Row], float]) -> Value:
+    first, second = (over_runs([measure(row) for row in runs]) for runs in pair)
+    return first.minus(second)
 
 
 def goal_cell(values: list[float]) -> str:
@@ -192,55 +156,39 @@ def goal_cell(values: list[float]) -> str:
 GOALS = "NSS 0.9 (Cooperative Communication: 0.7)"
 
 
-def headline_table(data: Data) -> Table:
+def efficiency_table(data: Data, name: str, title: str, tasks, demos, kinds) -> Table:
+    """What imitation reaches and how fast."""
     rows = []
-    for task in HEADLINE_TASKS:
-        for algorithm in data.algorithms("imitate"):
-            runs = data.get("imitate", task, algorithm, "decentralized", 50)
-            if not runs:
-                rows.append([TASKS[task], ALGORITHMS[algorithm].title, *[NOTHING] * 5])
-                continue
-            goals = [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
-            goals = goals if ALGORITHMS[algorithm].adversarial else [NOTHING] * 2
-            numbers = [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
-            seconds = cell(over_runs([row.seconds for row in runs]), 0)
-            rows.append([TASKS[task], ALGORITHMS[algorithm].title, *numbers, *goals, seconds])
-    caption = f"Imitation of 50 demonstrations, decentralized discriminators. The goal is {GOALS}. {INTERVALS}"
-    header = ["task", "algorithm", "NSS", "episodes", "episodes to the goal", "seconds to the goal", "seconds"]
-    return Table("headline", "Headline", caption, header, rows, ["Seconds are those of one CPU core under load."])
-
-
-def efficiency_table(data: Data) -> Table:
-    rows = []
-    for task, title in TASKS.items():
-        for n_demos in DEMOS:
-            for kind in DISCRIMINATORS:
-                for algorithm, info in ALGORITHMS.items():
-                    runs = data.get("imitate", task, algorithm, kind, n_demos) if info.adversarial else []
-                    if runs:
-                        goals = [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
-                        setting = [title, str(n_demos), kind, info.title]
-                        rows.append([*setting, f"{NSS_GOALS[task]:g}", f"{runs[0].episodes:,}", *goals])
-    header = ["task", "demonstrations", "discriminator", "algorithm", "goal", "episodes", "to the goal", "seconds"]
-    caption = f"Episodes and seconds of training until the curve first reaches {GOALS}. {INTERVALS}"
-    return Table("efficiency", "Sample efficiency", caption, header, rows)
+    settings = itertools.product(tasks, demos, kinds, data.algorithms("imitate"))
+    for task, n_demos, kind, algorithm in settings:
+        runs, adversarial = data.get("imitate", task, algorithm, kind, n_demos), ALGORITHMS[algorithm].adversarial
+        if not runs or not (adversarial or kind == "decentralized"):
+            continue
+        goals = [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
+        cells = [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
+        cells += [*(goals if adversarial else [NOTHING] * 2), cell(over_runs([row.seconds for row in runs]), 0)]
+        rows.append([TASKS[task], str(n_demos), runs[0].discriminator, ALGORITHMS[algorithm].title, *cells])
+    header = ["task", "demonstrations", "discriminator", "algorithm", "NSS", "episodes"]
+    header += ["episodes to the goal", "seconds to the goal", "seconds"]
+    caption = f"Imitation. The goal is the first point of the training curve at {GOALS}. {INTERVALS}"
+    return Table(name, title, caption, header, rows, ["Seconds are those of one CPU core of a busy machine."])
 
 
 def aggregate_table(data: Data) -> Table:
     rows = []
     for stage, title in STAGES.items():
         for demos in (*((n,) for n in DEMOS), DEMOS):
-            for algorithm, scores in aggregate(data, stage, demos).items():
+            for algorithm, scores in stats.aggregate(data, stage, demos).items():
                 runs, settings = scores.shape
-                ends = [number(end, 3) for end in bootstrap_interval(scores)] if runs >= MIN_RUNS else []
-                mean = number(interquartile_mean(scores), 3) if scores.size >= 4 else "too few values"
+                ends = [number(end, 3) for end in stats.bootstrap_interval(scores)] if runs >= MIN_RUNS else []
+                mean = number(stats.interquartile_mean(scores), 3) if scores.size >= 4 else "too few values"
                 size = f"{settings} settings × {runs} runs"
                 number_of = "all" if len(demos) > 1 else str(demos[0])
                 rows.append([title, number_of, ALGORITHMS[algorithm].title, mean, " to ".join(ends) or NOTHING, size])
     caption = (
         "Interquartile mean of the final NSS over settings (task and number of demonstrations, decentralized) that all "
         "three algorithms of the paper have, with the same number of runs. 95 % intervals: stratified bootstrap over "
-        f"runs with {BOOTSTRAP_SAMPLES:,} samples, for {MIN_RUNS} runs or more."
+        f"runs with {stats.BOOTSTRAP_SAMPLES:,} samples, for {MIN_RUNS} runs or more."
     )
     header = ["stage", "demonstrations", "algorithm", "interquartile mean", "95 % interval", "of"]
     return Table("aggregate", "Interquartile means", caption, header, rows)
@@ -267,21 +215,21 @@ def budget_table(data: Data) -> Table | None:
     """Runs at the paper's number of episodes beside those at the script's default."""
     rows = []
     for place, long in sorted(data.long_runs.items()):
-        short = data.runs.get(place, [])
-        pair = [[over_runs([row.nss for row in runs]) if runs else None, runs] for runs in (short, long)]
-        texts = [
-            text for value, runs in pair for text in (f"{runs[0].episodes:,}" if runs else NOTHING, cell(value, 3))
-        ]
+        cells = []
+        for runs in (data.runs.get(place, []), long):
+            cells += [f"{runs[0].episodes:,}" if runs else NOTHING, cell(over_runs([row.nss for row in runs]), 3)]
         setting = [STAGES[place.stage], TASKS[place.task], ALGORITHMS[place.algorithm].title]
-        rows.append([*setting, place.discriminator, str(place.n_demos), *texts])
+        rows.append([*setting, place.discriminator, str(place.n_demos), *cells])
     header = ["stage", "task", "algorithm", "discriminator", "demonstrations", "episodes", "NSS", "episodes", "NSS"]
     caption = f"Final NSS at the script's default budget and at the paper's. {INTERVALS}"
     return Table("budgets", "Longer runs", caption, header, rows) if rows else None
 
 
 def all_tables(data: Data) -> list[Table]:
-    tables = [headline_table(data), *paper_tables(data), *(relative_table(data, stage) for stage in STAGES)]
-    tables += [*nss_tables(data), efficiency_table(data), aggregate_table(data), references_table(data)]
+    headline = efficiency_table(data, "headline", "Headline", HEADLINE_TASKS, (50,), ("decentralized",))
+    efficiency = efficiency_table(data, "efficiency", "Sample efficiency", TASKS, DEMOS, DISCRIMINATORS)
+    tables = [headline, *paper_tables(data), *(relative_table(data, stage) for stage in STAGES), *nss_tables(data)]
+    tables += [efficiency, aggregate_table(data), references_table(data)]
     return [table for table in [*tables, budget_table(data)] if table]
 
 
@@ -303,21 +251,10 @@ def latex(table: Table) -> str:
         return "".join(LATEX.get(character, character) for character in text)
 
     rows = [" & ".join(map(escape, row)) + r" \\" for row in [table.header, *table.rows]]
-    return (
-        "\n".join(
-            [
-                "% needs \\usepackage{booktabs,adjustbox}",
-                r"\begin{table*}[t]",
-                rf"\caption{{{escape(table.caption)}}}",
-                rf"\label{{table:{table.name}}}",
-                r"\centering",
-                r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.8\textheight}",
-                rf"\begin{{tabular}}{{{'l' * len(table.header)}}}",
-                *(r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule"),
-                *(r"\end{tabular}", r"\end{adjustbox}"),
-                *(rf"\par\smallskip\raggedright\footnotesize {escape(note)}" for note in table.notes),
-                r"\end{table*}",
-            ]
-        ).replace("\n\n", "\n")
-        + "\n"
-    )
+    lines = ["% needs \\usepackage{booktabs,adjustbox}", r"\begin{table*}[t]", rf"\caption{{{escape(table.caption)}}}"]
+    lines += [rf"\label{{table:{table.name}}}", r"\centering"]
+    lines += [r"\begin{adjustbox}{max width=\textwidth, max totalheight=0.8\textheight}"]
+    lines += [rf"\begin{{tabular}}{{{'l' * len(table.header)}}}", r"\toprule", rows[0], r"\midrule", *rows[1:]]
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{adjustbox}"]
+    lines += [rf"\par\smallskip\raggedright\footnotesize {escape(note)}" for note in table.notes]
+    return "\n".join([*lines, r"\end{table*}"]) + "\n"
