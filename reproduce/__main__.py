@@ -12,14 +12,13 @@ row of results/runs.csv and a curve in results/curves/, from which `report` make
 import os
 import sys
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from reproduce import ROOT, UserError, exit_on_user_error
-from reproduce.grid import ALGORITHMS, Grid, episodes_of, make_cells
+from reproduce.grid import TASKS, Grid, episodes_of, make_cells
 from reproduce.store import Events, Workspace, as_hours, total_time
 
 
@@ -62,31 +61,24 @@ def plan(args: Plan) -> None:
         raise UserError(f"--workers must be at least 1, got {args.workers}")
     cells, work = make_cells(args), Workspace(args)
     todo = work.missing(cells)
-    done = sum(map(work.is_done, cells))
-    print(f"{len(cells)} runs chosen, {done} done, {len(todo)} to run")
+    print(f"{len(cells)} runs chosen, {sum(map(work.is_done, cells))} done, {len(todo)} to run")
     print(f"with {args.workers} at a time: {total_time(todo, work, args.workers)}")
-    for reason, again in {
-        "run again for their rewards, which rows do not hold": [cell for cell in todo if work.is_done(cell)],
-        "run again because the expert has been replaced": [
-            cell for cell in todo if cell.run_id in work.rows and not work.current_row(cell)
-        ],
-    }.items():
-        if again:
-            print(f"{len(again)} of them are {reason}")
+    if again := sum(map(work.is_done, todo)):
+        print(f"{again} of them are run again for their rewards, which rows do not hold")
+    if again := sum(cell.run_id in work.rows and not work.current_row(cell) for cell in todo):
+        print(f"{again} of them are run again because the expert has been replaced")
     if todo:
         print(
             f"\n{'stage':<9}{'task':<27}{'algorithm':<14}{'runs':>5}{'episodes each':>15}{'time each':>11}{'all':>10}"
         )
-
-    def group_of(cell):
-        return cell.stage, cell.task, list(ALGORITHMS).index(cell.algorithm), episodes_of(cell, args) or 0
-
-    for (stage, task, _, episodes), group in groupby(sorted(todo, key=group_of), group_of):
-        group = list(group)
+    groups = {}
+    for cell in sorted(todo, key=lambda cell: (cell.stage, list(TASKS).index(cell.task))):
+        groups.setdefault((cell.stage, cell.task, cell.algorithm, episodes_of(cell, args)), []).append(cell)
+    for (stage, task, algorithm, episodes), group in groups.items():
         seconds = work.estimate_seconds(group[0])
-        times = [as_hours(seconds), as_hours(seconds * len(group))] if seconds is not None else ["?", "?"]
+        times = f"{as_hours(seconds):>11}{as_hours(seconds * len(group)):>10}"
         budget = f"{episodes:,}" if episodes else "script's own"
-        print(f"{stage:<9}{task:<27}{group[0].algorithm:<14}{len(group):>5}{budget:>15}{times[0]:>11}{times[1]:>10}")
+        print(f"{stage:<9}{task:<27}{algorithm:<14}{len(group):>5}{budget:>15}{times}")
 
 
 def status(args: Status) -> None:

@@ -12,10 +12,11 @@ import math
 import os
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from reproduce import EXPERTS, UserError, read_json, writing
-from reproduce.grid import EPISODE_LENGTH, NUM_AGENTS, PAPER_EPISODES, PAPER_LEARNER, Cell, Grid, episodes_of
+from reproduce.grid import NUM_AGENTS, PAPER_EPISODES, PAPER_LEARNER, Cell, Grid, episodes_of
 from reproduce.rows import CURVE_COLUMNS, Row, read_rows, write_rows, write_table
 
 CURVE_POINTS = 300  # at most so many points per curve on disk
@@ -44,14 +45,32 @@ def is_current_expert(task: str, expert_scores: tuple[float, ...], arguments: st
     return len(scores) == len(expert_scores) and all(same)
 
 
+def read_or_warn(path: Path, what: str) -> dict:
+    """A JSON object; empty if there is no such file, or if it is damaged, which is reported."""
+    try:
+        return read_json(path, what) if path.exists() else {}
+    except UserError as error:
+        warn(str(error))
+        return {}
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of a run; empty if it is damaged."""
+    path = folder / "config.json"
+    config = read_or_warn(path, "the configuration of a run")
+    if isinstance(config.get("args"), dict):
+        return config
+    warn(f"{path} holds no arguments of a run")
+    return {}
+
+
 def read_summary(folder: Path) -> dict | None:
-    """Columns of the row of a run that has ended, None for others. Damaged files are reported and count as none."""
+    """Columns of the row of a run that has ended; None if it has not, or if a file is damaged."""
     path = folder / "summary.json"
-    config = read_config(folder) if path.exists() else None
-    if not config:
+    config, summary = read_config(folder), read_or_warn(path, "the summary of a run")
+    if not config or not path.exists():
         return None
     try:
-        summary = read_json(path, "the summary of a run")
         agents, stochastic, greedy = tuple(summary["expert"]), summary["stochastic"], summary["greedy"]
         optional = [summary.get(name) for name in ("nss_last_500_training_episodes", "pcc")]
         last, pcc = (math.nan if value is None else float(value) for value in optional)
@@ -67,23 +86,9 @@ def read_summary(folder: Path) -> dict | None:
             **{"nss": float(stochastic["nss"]), "nss_greedy": float(greedy["nss"]), "nss_last_500": last, "pcc": pcc},
             **{"seconds": round(summary["seconds"]), "commit": str(config.get("commit", "unknown"))},
         }
-    except UserError as error:
-        warn(str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        warn(f"{path} is not the summary of a finished run ({error!r})")
-    return None
-
-
-def read_config(folder: Path) -> dict | None:
-    """config.json of a run; a damaged file is reported and counts as none."""
-    try:
-        config = read_json(folder / "config.json", "the configuration of a run")
-        if isinstance(config.get("args"), dict):
-            return config
-        warn(f"{folder / 'config.json'} is not the configuration of a run: it has no arguments")
-    except UserError as error:
-        warn(str(error))
-    return None
+        warn(f"{path} is not the summary of a run that has ended ({error!r})")
+        return None
 
 
 def has_current_demos(config: dict) -> bool:
@@ -114,10 +119,10 @@ class Events:
 
     def progress(self) -> dict[str, float]:
         """The fraction of the steps that are done, the last NSS and the seconds that are left; nan if unknown."""
-        config, nss, seconds = read_config(self.folder), self.scalars("charts/nss"), self.scalars("charts/seconds")
-        total = config["args"].get("total_timesteps") if config else 0
+        nss, seconds = self.scalars("charts/nss"), self.scalars("charts/seconds")
+        total = read_config(self.folder).get("args", {}).get("total_timesteps")
         if not nss or not total:
-            return {"done": math.nan, "nss": math.nan, "left": math.nan}
+            return dict.fromkeys(("done", "nss", "left"), math.nan)
         step = max(nss)
         done = min(1.0, step / total)
         return {"done": done, "nss": nss[step], "left": seconds.get(step, math.nan) * (1 - done) / done}
@@ -125,15 +130,10 @@ class Events:
     def curve(self) -> list[dict]:
         """NSS, PCC and seconds against episodes, thinned; the last point is always there."""
         nss, pcc, seconds, episodes = (self.scalars(f"charts/{name}") for name in ("nss", "pcc", "seconds", "episodes"))
-        points: dict[int, dict] = {}
-        for step in sorted(nss):
-            played = round(episodes.get(step, step / EPISODE_LENGTH))
-            points[played] = {
-                "episodes": played,
-                "seconds": f"{seconds.get(step, 0.0):.0f}",
-                "nss": nss[step],
-                "pcc": pcc.get(step, math.nan),
-            }
+        points = {}
+        for step in sorted(nss.keys() & episodes.keys()):
+            values = {"seconds": round(seconds.get(step, 0)), "nss": nss[step], "pcc": pcc.get(step, math.nan)}
+            points[round(episodes[step])] = {"episodes": round(episodes[step]), **values}
         rows = list(points.values())
         stride = -(-len(rows) // CURVE_POINTS) or 1
         return rows[::-1][::stride][::-1]
@@ -186,12 +186,7 @@ class Workspace:
 
     def reward(self, cell: Cell) -> dict:
         """The hash and the episodes of the reward that a retraining was started with."""
-        path = self.folder(cell) / "reward.json"
-        try:
-            return read_json(path, "the record of a reward") if path.exists() else {}
-        except UserError as error:
-            warn(str(error))
-            return {}
+        return read_or_warn(self.folder(cell) / "reward.json", "the record of a reward")
 
     def has_current_reward(self, cell: Cell) -> bool:
         """Whether a retraining was started with the reward that its imitation has today."""
@@ -277,18 +272,18 @@ class Workspace:
             (folder / "checkpoint.pt").unlink(missing_ok=True)  # nobody will continue this run
         return row
 
-    def estimate_seconds(self, cell: Cell) -> float | None:
-        """From rows of the same learner, on the same task or on the one with the nearest number of agents."""
+    def estimate_seconds(self, cell: Cell) -> float:
+        """From rows of the same learner, on the same task or on one with a similar number of agents; nan if none."""
         learner = PAPER_LEARNER[cell.task] if cell.stage == "retrain" else cell.algorithm
         wanted, agents = episodes_of(cell, self.grid), NUM_AGENTS[cell.task]
-        seconds: dict[tuple, list[float]] = {}
+        found = defaultdict(list)
         for row in self.rows.values():
-            if (row.stage, row.rl or row.algorithm) == (cell.stage, learner) and (wanted or row.budget == "default"):
+            if (row.stage, row.rl or row.algorithm, row.budget) == (cell.stage, learner, cell.budget):
                 share = wanted / max(row.episodes, 1) if wanted else 1.0
-                nearness = (row.task != cell.task, abs(NUM_AGENTS[row.task] - agents))
-                seconds.setdefault(nearness, []).append(row.seconds * share * agents / NUM_AGENTS[row.task])
-        nearest = seconds[min(seconds)] if seconds else None
-        return sum(nearest) / len(nearest) if nearest else None
+                distance = (row.task != cell.task, abs(NUM_AGENTS[row.task] - agents))
+                found[distance].append(row.seconds * share * agents / NUM_AGENTS[row.task])
+        nearest = found[min(found)] if found else [math.nan]
+        return sum(nearest) / len(nearest)
 
 
 @contextlib.contextmanager
@@ -303,13 +298,14 @@ def locked(folder: Path):
 
 
 def as_hours(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "?"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def total_time(cells: list[Cell], work: Workspace, workers: int) -> str:
     """An estimate for all cells together, in words."""
     estimates = [work.estimate_seconds(cell) for cell in cells]
-    known = [seconds for seconds in estimates if seconds is not None]
-    text = f"about {as_hours(sum(known) / workers)}" if known or not cells else ""
+    known = [seconds for seconds in estimates if not math.isnan(seconds)]
     unknown = len(estimates) - len(known)
-    return " plus ".join(filter(None, [text, f"{unknown} runs of unknown duration" if unknown else ""]))
+    return f"about {as_hours(sum(known) / workers)}" + (f" plus {unknown} runs of unknown length" if unknown else "")

@@ -50,7 +50,7 @@ def grid_table(data: Data, name: str, title: str, stage: str, lines: dict, show:
     """One row per line, number of demonstrations and discriminator; one column per algorithm, beside the paper's.
 
     A line is a title and the columns of the paper's tables that it covers. `show(row, columns)` is the value of a run
-    that is shown, and `paper(stage, columns, algorithm, discriminator, n_demos)` the paper's; None leaves the paper out.
+    that is shown, and `paper(stage, columns, algorithm, discriminator, n_demos)` the paper's (None leaves it out).
     """
     algorithms = data.algorithms(stage)
     last = {PAPER_TITLES.get(algorithm): algorithm for algorithm in algorithms} if paper else {}  # both MA-DAACs share

@@ -18,6 +18,7 @@ from reproduce.rows import read_rows
 from reproduce.store import Events, warnings
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PYTHONPATH = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])  # of commands in other folders
 CHOICE = {"scale": "smoke", "tasks": "keep_away", "algorithms": "mairl", "n_demos": "50"}
 CHOICE |= {"discriminators": "decentralized"}
 IMITATE, RETRAIN = (f"{stage}__keep_away__mairl__decentralized__50__1" for stage in ("imitate", "retrain"))
@@ -69,7 +70,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
             (folder / "reproduce" / path.name).write_bytes(path.read_bytes())
     choice = [word for name, value in CHOICE.items() for word in (f"--{name.replace('_', '-')}", value)]
     command = [sys.executable, "-m", "reproduce", "run", *choice, "--workers", "2", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
 
@@ -258,7 +259,7 @@ def test_progress_and_curve_come_from_the_run_folder(tmp_path):
     events = Events(tmp_path).reload()
     assert events.progress() == pytest.approx({"done": 0.5, "nss": 0.5, "left": 200})
     points = events.curve()
-    assert 200 <= len(points) <= 300 and points[-1]["episodes"] == 800 and points[-1]["seconds"] == "200"
+    assert 200 <= len(points) <= 300 and points[-1]["episodes"] == 800 and points[-1]["seconds"] == 200
     assert all(point["nss"] == pytest.approx(point["episodes"] / 1600) for point in points)
 
 
@@ -271,7 +272,7 @@ def test_a_lost_ray_node_loses_no_run(folder, monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("NOTES", str(folder))  # nodes inherit these
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
