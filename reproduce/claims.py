@@ -15,7 +15,7 @@ from reproduce.tables import GOALS, cell
 BASELINES = ("magail", "mairl")
 
 
-class Test(NamedTuple):
+class Comparison(NamedTuple):
     """One comparison behind a claim. `holds` is None if there are too few runs."""
 
     text: str
@@ -26,32 +26,31 @@ class Claim(NamedTuple):
     title: str
     rule: str
     """How the claim is tested."""
-    tests: Callable[[Data, str], list[Test]]
+    tests: Callable[[Data, str], list[Comparison]]
     """The comparisons, for one of the two variants of MA-DAAC."""
 
 
-def verdict(tests: list[Test]) -> str:
-    if any(test.holds is False for test in tests):
-        return "does not hold"
-    return "holds" if tests and all(test.holds for test in tests) else "not enough runs"
+def verdict(comparisons: list[Comparison]) -> str:
+    results = {comparison.holds for comparison in comparisons}
+    return "does not hold" if False in results else "holds" if results == {True} else "not enough runs"
 
 
-def test(where: str, values: dict[str, Value], accept: Callable[[int], bool], digits: int = 3) -> Test:
+def compared(where: str, values: dict[str, Value], accept: Callable[[int], bool], digits: int = 3) -> Comparison:
     """Compare the first value with each of the others; all comparisons must be accepted."""
     text = f"{where}: " + ", ".join(f"{name} {cell(value, digits)}" for name, value in values.items())
     first, *others = values.values()
     signs = [compare(first, other) for other in others]
-    return Test(text, None if None in signs else all(accept(sign) for sign in signs))
+    return Comparison(text, None if None in signs else all(accept(sign) for sign in signs))
 
 
 def nss_tests(stage: str, tasks, demos, kind: str, rivals, accept: Callable[[int], bool]) -> Callable:
     """Compare the NSS of MA-DAAC with its rivals' in each setting."""
 
-    def tests(data: Data, own: str) -> list[Test]:
+    def tests(data: Data, own: str) -> list[Comparison]:
         found = []
         for task, n in itertools.product(tasks, demos):
             values = {ALGORITHMS[name].title: data.nss(stage, task, name, kind, n) for name in (own, *rivals)}
-            found.append(test(f"{TASKS[task]}, {n} demonstrations", values, accept))
+            found.append(compared(f"{TASKS[task]}, {n} demonstrations", values, accept))
         return found
 
     return tests
@@ -60,11 +59,11 @@ def nss_tests(stage: str, tasks, demos, kind: str, rivals, accept: Callable[[int
 def discriminator_tests(tasks, accept: Callable[[int], bool]) -> Callable:
     """Compare decentralized with centralized discriminators."""
 
-    def tests(data: Data, own: str) -> list[Test]:
+    def tests(data: Data, own: str) -> list[Comparison]:
         found = []
         for task, name in itertools.product(tasks, (*BASELINES, own)):
             values = {kind: data.nss("imitate", task, name, kind, 50) for kind in DISCRIMINATORS}
-            found.append(test(f"{TASKS[task]}, {ALGORITHMS[name].title}", values, accept))
+            found.append(compared(f"{TASKS[task]}, {ALGORITHMS[name].title}", values, accept))
         return found
 
     return tests
@@ -79,53 +78,50 @@ def lower(sign: int) -> bool:
 
 
 def episodes_to_goal(data: Data, task: str, algorithm: str) -> list[float]:
-    """A run that does not reach the goal counts with all its episodes, which is the least it would need."""
+    """A run that does not reach the goal counts with all its episodes, which is the least that it would need."""
     rows = data.get("imitate", task, algorithm, "decentralized", 50)
-    return [min(value, row.episodes) for row, value in zip(rows, data.to_goal(rows, "episodes"))]
+    return [min(value, rows[0].episodes) for value in data.to_goal(rows, "episodes")]
 
 
-def speed_tests(data: Data, own: str) -> list[Test]:
+def speed_tests(data: Data, own: str) -> list[Comparison]:
     found = []
     for task in HEADLINE_TASKS:
         values = {ALGORITHMS[name].title: over_runs(episodes_to_goal(data, task, name)) for name in (own, *BASELINES)}
-        one = test(TASKS[task], values, lower, digits=0)
+        found.append(compared(TASKS[task], values, lower, digits=0))
         rows = data.get("imitate", task, own, "decentralized", 50)
-        if one.holds and math.inf in data.to_goal(rows, "episodes"):
-            one = Test(f"{one.text}; but MA-DAAC does not always reach the goal", False)
-        found.append(one)
+        if found[-1].holds and math.inf in data.to_goal(rows, "episodes"):
+            found[-1] = Comparison(f"{found[-1].text}, but MA-DAAC does not always reach the goal", False)
     return found
 
 
-def slowdown_tests(data: Data, own: str) -> list[Test]:
+def slowdown_tests(data: Data, own: str) -> list[Comparison]:
     values = {}
     for name in (own, *BASELINES):
         many, few = (over_runs(np.log(episodes_to_goal(data, f"rover_tower_{agents}", name))) for agents in (16, 8))
         values[ALGORITHMS[name].title] = many.minus(few)
-    return [test("Logarithm of episodes with 16 agents / episodes with 8 agents", values, lower)]
+    return [compared("Logarithm of episodes with 16 agents / episodes with 8 agents", values, lower)]
 
 
-def gain_tests(data: Data, own: str) -> list[Test]:
+def gain_tests(data: Data, own: str) -> list[Comparison]:
     found = []
     for task in LARGE_TASKS:
         gains = {}
         for n in (50, 200):
             ours, magail = (data.nss("imitate", task, name, "decentralized", n) for name in (own, "magail"))
             gains[f"{n} demonstrations"] = ours.minus(magail)
-        found.append(test(TASKS[task], gains, higher))
+        found.append(compared(TASKS[task], gains, higher))
     return found
 
 
-def parameter_tests(data: Data, own: str) -> list[Test]:
+def parameter_tests(data: Data, own: str) -> list[Comparison]:
     ours, theirs = total_parameters("madaac"), total_parameters("mairl")
     growth = [counts[64] / counts[8] for counts in (ours, theirs)]
-    text = (
-        f"With 64 instead of 8 agents, MA-DAAC has {growth[0]:.1f} times the parameters, MA-AIRL {growth[1]:.1f} times"
-    )
-    tests = [Test(text, growth[0] < 1.25 * 8 < growth[1])]
+    text = f"From 8 to 64 agents, MA-DAAC's grow by a factor of {growth[0]:.1f}, MA-AIRL's of {growth[1]:.1f}"
+    found = [Comparison(text, growth[0] < 1.25 * 8 < growth[1])]
     for agents in (12, 16):
         text = f"{agents} agents: MA-DAAC {ours[agents]:,}, MA-AIRL {theirs[agents]:,}"
-        tests.append(Test(text, ours[agents] < theirs[agents]))
-    return tests
+        found.append(Comparison(text, ours[agents] < theirs[agents]))
+    return found
 
 
 CLAIMS = (
@@ -193,26 +189,19 @@ CLAIMS = (
 
 
 def claims_page(data: Data) -> str:
-    variants = ("madaac", "madaac_paper")
-    titles = [ALGORITHMS[name].title for name in variants]
-    found = [(claim, [claim.tests(data, name) for name in variants]) for claim in CLAIMS]
-    lines = [
-        "# The paper's claims and what was measured",
-        "",
-        "Each claim is a set of comparisons of 95 % t intervals over runs. It holds if all of them do and does not "
-        f"hold if one of them does not. A comparison needs at least {MIN_RUNS} runs on both sides.",
-        "",
-        f"| | claim | {' | '.join(titles)} |",
-        "|---|---|---|---|",
-    ]
-    for number, (claim, both) in enumerate(found, start=1):
-        lines.append(f"| {number} | {claim.title} | {' | '.join(f'**{verdict(tests)}**' for tests in both)} |")
+    titles = {name: ALGORITHMS[name].title for name in ("madaac", "madaac_paper")}
     words = {True: "yes", False: "no", None: "not enough runs"}
-    for number, (claim, both) in enumerate(found, start=1):
-        lines += ["", f"## {number}. {claim.title}", "", claim.rule]
-        for title, tests in zip(titles, both):
-            if tests == both[0] and title != titles[0]:
-                continue  # no runs of MA-DAAC are compared
-            lines += ["", f"{title}: **{verdict(tests)}**", ""]
-            lines += [f"- {one.text}: {words[one.holds]}" for one in tests] or ["- no runs"]
-    return "\n".join(lines) + "\n"
+    summary, sections = [f"| | claim | {' | '.join(titles.values())} |", "|---|---|---|---|"], []
+    for number, claim in enumerate(CLAIMS, start=1):
+        found = {title: claim.tests(data, name) for name, title in titles.items()}
+        verdicts = [f"**{verdict(comparisons)}**" for comparisons in found.values()]
+        summary.append(f"| {number} | {claim.title} | {' | '.join(verdicts)} |")
+        sections += ["", f"## {number}. {claim.title}", "", claim.rule]
+        for title, comparisons in found.items():
+            sections += ["", f"{title}: **{verdict(comparisons)}**", ""]
+            sections += [f"- {one.text}: {words[one.holds]}" for one in comparisons]
+    intro = (
+        "Each claim is a set of comparisons of 95 % t intervals over runs. It holds if all of them do and does not "
+        f"hold if one of them does not. A comparison needs at least {MIN_RUNS} runs on both sides."
+    )
+    return "\n".join(["# The paper's claims and what was measured", "", intro, "", *summary, *sections]) + "\n"

@@ -8,18 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from reproduce import stats, writing
-from reproduce.grid import (
-    ALGORITHMS,
-    DEMOS,
-    DISCRIMINATORS,
-    HEADLINE_TASKS,
-    LARGE_TASKS,
-    PAPER_EPISODES,
-    SMALL_TASKS,
-    STAGES,
-    TASKS,
-)
+from reproduce import grid, stats, writing
+from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
 from reproduce.parameters import AGENTS, COUNTED, total_parameters
 from reproduce.stats import MIN_RUNS, Data
 
@@ -88,7 +78,7 @@ def curves_figure(data: Data, stage: str, tasks: dict[str, str], y: str = "nss")
             drawn |= measured
             if not measured:
                 axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
-                axis.set_xlim(0, PAPER_EPISODES[task])
+                axis.set_xlim(0, grid.PAPER_EPISODES[task])
             if y == "nss":
                 frame_nss(axis)
             axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
@@ -136,9 +126,8 @@ def iqm_figure(data: Data) -> Figure | None:
                 height = y + 0.13 * (algorithms.index(name) - 2.5)
                 axis.plot(stats.interquartile_mean(scores), height, color=COLOURS[name], marker="o", markersize=5)
                 if len(scores) >= MIN_RUNS:
-                    axis.plot(
-                        stats.bootstrap_interval(scores), [height] * 2, color=COLOURS[name], linewidth=5, alpha=0.35
-                    )
+                    ends = stats.bootstrap_interval(scores)
+                    axis.plot(ends, [height] * 2, color=COLOURS[name], linewidth=5, alpha=0.35)
                 drawn = True
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("interquartile mean of final NSS", fontsize=8)

@@ -10,18 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from reproduce import UserError
+from reproduce import UserError, store
 from reproduce.grid import Cell, resume_command, start_command
-from reproduce.store import (
-    Events,
-    Workspace,
-    as_hours,
-    has_current_demos,
-    lock_run,
-    read_config,
-    read_summary,
-    total_time,
-)
+from reproduce.store import Workspace, as_hours
 
 
 def last_lines(log: Path, count: int = 15) -> str:
@@ -41,7 +32,7 @@ class Process:
     def __init__(self, cell: Cell, work: Workspace):
         self.cell, self.work, self.folder = cell, work, work.folder(cell)
         self.popen, self.events = None, None
-        lock = lock_run(self.folder)
+        lock = store.lock_run(self.folder)
         if not lock:  # another command's script is at work on it: wait for that
             return
         if work.summary(cell):  # it has just ended
@@ -69,17 +60,13 @@ class Process:
         cell, work = self.cell, self.work
         reward_run = work.run_folder(cell.imitation) if cell.stage == "retrain" else None
         folder = work.run_folder(cell)
-        if folder:
-            config = read_config(folder)
-            damaged = not config or ((folder / "summary.json").exists() and not read_summary(folder))
-            usable = not damaged and has_current_demos(config) and work.has_current_reward(cell)
-            if usable and (folder / "checkpoint.pt").is_file():
-                steps = config["args"].get("total_timesteps") or 0
-                return resume_command(cell, work.grid, folder, steps)
-            if not usable or (folder / "summary.json").exists():
-                work.set_aside(folder)
-        for leftover in self.folder.glob("*/config.json"):  # stopped before the first checkpoint
-            shutil.rmtree(leftover.parent)
+        config = store.read_config(folder) if folder else {}
+        if config and (folder / "checkpoint.pt").is_file():
+            damaged = (folder / "summary.json").exists() and not store.read_summary(folder)
+            if not damaged and store.has_current_demos(config) and work.has_current_reward(cell):
+                return resume_command(cell, work.grid, folder, config["args"].get("total_timesteps") or 0)
+        for unusable in [path.parent for path in self.folder.glob("*/config.json")]:
+            work.set_aside(unusable)
         if reward_run:
             work.note_reward(cell, reward_run)
         return start_command(cell, work.grid, self.folder, reward_run)
@@ -95,7 +82,7 @@ class Process:
     def progress(self) -> dict[str, float]:
         folder = self.work.run_folder(self.cell)
         if folder and (self.events is None or self.events.folder != folder):
-            self.events = Events(folder)
+            self.events = store.Events(folder)
         return self.events.reload().progress() if self.events else dict.fromkeys(("done", "nss", "left"), math.nan)
 
 
@@ -179,7 +166,7 @@ class Scheduler:
         self.waiting = []
 
     def footer(self, running: list[Cell], workers: int) -> str:
-        left = total_time(self.waiting + running, self.work, workers)
+        left = store.total_time(self.waiting + running, self.work, workers)
         return f"{self.ended} of {self.total} ended, {len(self.failed)} failed, time left: {left}"
 
     def finish(self) -> int:
@@ -221,7 +208,7 @@ def run_locally(work: Workspace, scheduler: Scheduler, workers: int) -> int:
             scheduler.fail(process.cell, reason, log, again=code != 2)  # 2: a mistake in the arguments
         if display.is_due():
             display.table(running, scheduler.footer([process.cell for process in running], workers))
-        time.sleep(0.2 if work.grid.scale == "smoke" else 1.0)
+        time.sleep(0.3)
     return stop_all(running) if stopping else scheduler.finish()
 
 

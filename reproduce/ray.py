@@ -129,7 +129,10 @@ def run_on_ray(work: Workspace, scheduler: Scheduler, args) -> int:
     try:
         while running or scheduler.waiting:
             while len(running) < (args.workers or 10_000) and (cell := scheduler.next()):
-                scheduler.succeed(cell) if work.summary(cell) else start(cell)
+                if work.summary(cell):
+                    scheduler.succeed(cell)
+                else:
+                    start(cell)
             if not running:
                 scheduler.fail_waiting()
             for reference in ray.wait(list(running), timeout=1.0)[0] if running else []:

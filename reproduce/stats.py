@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from reproduce import UserError
-from reproduce.grid import ALGORITHMS, DEMOS, NSS_GOALS, TASKS, Grid
+from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, NSS_GOALS, TASKS, Grid
 from reproduce.rows import Row, read_curve, read_paper, read_rows
 from reproduce.store import is_current_expert, warn
 
@@ -91,7 +91,7 @@ COLUMNS = (
     Column("Keep Away, reacher", "keep_away", "reacher_0"),
     Column("Cooperative Communication", "cooperative_communication", "all"),
     Column("Cooperative Navigation", "cooperative_navigation", "all"),
-    *(Column(title, task, "mean") for task, title in TASKS.items() if task.startswith("rover_tower")),
+    *(Column(title, task, "mean") for task, title in LARGE_TASKS.items()),
 )
 
 
@@ -136,11 +136,10 @@ class Data:
         return Value(float(np.mean(means)), float(np.mean(halves)), PAPER_RUNS)
 
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
-        """Episodes or seconds until the first point of each curve at the goal; inf if there is none."""
+        """Episodes or seconds until the first point of each curve at the goal, inf if there is none."""
         found = []
-        for row in rows:
-            curve = self.curves[row.run_id]
-            there = np.flatnonzero(curve["nss"] >= NSS_GOALS[row.task])
+        for curve in [self.curves[row.run_id] for row in rows if len(self.curves[row.run_id]["nss"])]:
+            there = np.flatnonzero(curve["nss"] >= NSS_GOALS[rows[0].task])
             found.append(float(curve[unit][there[0]]) if len(there) else math.inf)
         return found
 

@@ -149,7 +149,7 @@ def difference(pair: list[list[Row]], measure: Callable[[Row], float]) -> Value:
 
 def goal_cell(values: list[float]) -> str:
     """Mean episodes or seconds to the goal, or how many runs do not get there."""
-    missed = sum(math.isinf(value) for value in values)
+    missed = values.count(math.inf)
     return f"not reached by {missed} of {len(values)}" if missed else cell(over_runs(values), 0)
 
 
@@ -159,15 +159,13 @@ GOALS = "NSS 0.9 (Cooperative Communication: 0.7)"
 def efficiency_table(data: Data, name: str, title: str, tasks, demos, kinds) -> Table:
     """What imitation reaches and how fast."""
     rows = []
-    settings = itertools.product(tasks, demos, kinds, data.algorithms("imitate"))
-    for task, n_demos, kind, algorithm in settings:
-        runs, adversarial = data.get("imitate", task, algorithm, kind, n_demos), ALGORITHMS[algorithm].adversarial
-        if not runs or not (adversarial or kind == "decentralized"):
-            continue
-        goals = [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
-        cells = [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
-        cells += [*(goals if adversarial else [NOTHING] * 2), cell(over_runs([row.seconds for row in runs]), 0)]
-        rows.append([TASKS[task], str(n_demos), runs[0].discriminator, ALGORITHMS[algorithm].title, *cells])
+    for task, n_demos, kind, algorithm in itertools.product(tasks, demos, kinds, data.algorithms("imitate")):
+        runs = data.get("imitate", task, algorithm, kind, n_demos)
+        if runs and (kind == kinds[0] or ALGORITHMS[algorithm].adversarial):
+            cells = [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
+            cells += [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
+            cells.append(cell(over_runs([row.seconds for row in runs]), 0))
+            rows.append([TASKS[task], str(n_demos), runs[0].discriminator, ALGORITHMS[algorithm].title, *cells])
     header = ["task", "demonstrations", "discriminator", "algorithm", "NSS", "episodes"]
     header += ["episodes to the goal", "seconds to the goal", "seconds"]
     caption = f"Imitation. The goal is the first point of the training curve at {GOALS}. {INTERVALS}"

@@ -128,15 +128,15 @@ def test_two_commands_at_once_share_the_work(folder):
 
 
 def test_an_interrupt_lets_scripts_save_and_the_same_command_continues(folder, capsys):
-    process = start(folder, "--episodes", "2000")
+    process = start(folder, "--episodes", "800")
     while not notes("begin"):
         time.sleep(0.1)
-    time.sleep(0.3)
+    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130 and not scripts_at_work(folder)
-    assert status(capsys, episodes=2000).startswith("1 interrupted, 1 waiting")
-    assert run(episodes=2000) == 0
+    assert status(capsys, episodes=800).startswith("1 interrupted, 1 waiting")
+    assert run(episodes=800) == 0
     assert notes("begin").count(IMITATE) == 1
 
 
@@ -209,7 +209,7 @@ def test_a_replaced_expert_makes_runs_start_again(folder, capsys):
 
 
 @pytest.mark.parametrize("name", ["summary.json", "config.json"])
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"args": 1}', b"\xff\xfe", b'{"expert": {"a": 1}'])
+@pytest.mark.parametrize("content", [b"", b'{"args": 1}', b"\xff\xfe"])
 def test_a_damaged_file_of_a_run_is_named_and_the_run_set_aside(folder, capsys, name, content):
     assert run(stages="imitate") == 0
     Path("runs/reproduce/smoke/results/runs.csv").unlink()
