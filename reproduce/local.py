@@ -16,12 +16,12 @@ from reproduce.store import Workspace, as_hours
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log; of a progress bar only its last state."""
+    """The end of the last command's output; of a progress bar only its last state."""
     if not log.is_file():
         return ""
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - 20_000))
-        text = file.read().decode(errors="replace")
+        text = file.read().decode(errors="replace").rsplit("\n$ ", 1)[-1]
     lines = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")]
     return "\n".join([line for line in lines if line.strip()][-count:])
 

@@ -158,7 +158,7 @@ def load(grid: Grid, paper: Path) -> Data:
         raise UserError(f"there is no {results / 'runs.csv'}: `python -m reproduce run` writes it")
     reasons, groups = defaultdict(list), defaultdict(list)
     for row in read_rows(results / "runs.csv").values():
-        if not is_current_expert(row.task, row.expert_scores, f"{row.arguments} {row.reward_arguments}"):
+        if not is_current_expert(row, row.expert_scores):
             reasons["their expert has been replaced"].append(row)
         elif (row.arguments, row.reward_arguments) != grid.extra_arguments(row.stage, row.algorithm):
             reasons["they have other extra arguments"].append(row)

@@ -34,10 +34,10 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def is_current_expert(task: str, expert_scores: tuple[float, ...], arguments: str) -> bool:
-    """Whether these are the scores of today's expert, or of demonstrations that the arguments name."""
-    path = EXPERTS / task / "card.json"
-    if "--demos" in arguments or not path.is_file():
+def is_current_expert(run: Cell | Row, expert_scores: tuple[float, ...]) -> bool:
+    """Whether these are the scores of the expert that the task has today, or of demonstrations of the user's own."""
+    path = EXPERTS / run.task / "card.json"
+    if "--demos" in f"{run.arguments} {run.reward_arguments}" or not path.is_file():
         return True
     card = read_json(path, "the card of an expert")
     scores = [score["mean"] for score in card["scores"]["expert"].values()]
@@ -180,8 +180,7 @@ class Workspace:
         columns = read_summary(folder) if folder else None
         if not columns or columns["episodes"] < (episodes_of(cell, self.grid) or 0):
             return None
-        arguments = f"{cell.arguments} {cell.reward_arguments}"
-        current = is_current_expert(cell.task, columns["expert_scores"], arguments) and self.has_current_reward(cell)
+        current = is_current_expert(cell, columns["expert_scores"]) and self.has_current_reward(cell)
         return columns if current else None
 
     def reward(self, cell: Cell) -> dict:
@@ -205,8 +204,7 @@ class Workspace:
     def current_row(self, cell: Cell) -> Row | None:
         """The row of a cell, unless it was measured with an expert that is no longer there."""
         row = self.rows.get(cell.run_id)
-        arguments = f"{cell.arguments} {cell.reward_arguments}"
-        return row if row and is_current_expert(row.task, row.expert_scores, arguments) else None
+        return row if row and is_current_expert(row, row.expert_scores) else None
 
     def is_done(self, cell: Cell) -> bool:
         """Whether there is a row with today's expert and at least the episodes that are wanted."""
@@ -278,7 +276,7 @@ class Workspace:
         wanted, agents = episodes_of(cell, self.grid), NUM_AGENTS[cell.task]
         found = defaultdict(list)
         for row in self.rows.values():
-            if (row.stage, row.rl or row.algorithm, row.budget) == (cell.stage, learner, cell.budget):
+            if (row.stage, row.rl or row.algorithm) == (cell.stage, learner) and (wanted or row.budget == "default"):
                 share = wanted / max(row.episodes, 1) if wanted else 1.0
                 distance = (row.task != cell.task, abs(NUM_AGENTS[row.task] - agents))
                 found[distance].append(row.seconds * share * agents / NUM_AGENTS[row.task])
@@ -298,8 +296,8 @@ def locked(folder: Path):
 
 
 def as_hours(seconds: float) -> str:
-    if math.isnan(seconds):
-        return "?"
+    if math.isnan(seconds) or seconds < 100:
+        return "?" if math.isnan(seconds) else f"{seconds:.0f} s"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 

@@ -53,26 +53,23 @@ def grid_table(data: Data, name: str, title: str, stage: str, lines: dict, show:
     that is shown, and `paper(stage, columns, algorithm, discriminator, n_demos)` the paper's (None leaves it out).
     """
     algorithms = data.algorithms(stage)
-    last = {PAPER_TITLES.get(algorithm): algorithm for algorithm in algorithms} if paper else {}  # both MA-DAACs share
+    titles = {algorithm: PAPER_TITLES.get(algorithm) if paper else None for algorithm in algorithms}
+    last = {title: algorithm for algorithm, title in titles.items() if title}  # the paper's column stands behind these
     header, rows, used = ["task", "demonstrations", "discriminator"], [], []
-    for algorithm in algorithms:
-        title_of_paper = PAPER_TITLES.get(algorithm)
+    for algorithm, title_of_paper in titles.items():
         header.append(ALGORITHMS[algorithm].title)
-        header += [f"paper's {title_of_paper}"] if title_of_paper and last.get(title_of_paper) == algorithm else []
+        header += [f"paper's {title_of_paper}"] if last.get(title_of_paper) == algorithm else []
     for (line, columns), n_demos, kind in itertools.product(lines.items(), DEMOS, DISCRIMINATORS):
         cells = []
-        for algorithm in algorithms:
-            runs, title_of_paper = (
-                data.get(stage, columns[0].task, algorithm, kind, n_demos),
-                PAPER_TITLES.get(algorithm),
-            )
+        for algorithm, title_of_paper in titles.items():
+            runs, place = data.get(stage, columns[0].task, algorithm, kind, n_demos), (title_of_paper, kind, n_demos)
             used += runs
             cells.append(cell(over_runs([show(row, columns) for row in runs]), digits))
-            if paper and title_of_paper:
+            if title_of_paper:
                 nss = over_runs([sum(column.nss(row) for column in columns) / len(columns) for row in runs])
-                cells[-1] += mark(nss, data.paper_nss(stage, columns, title_of_paper, kind, n_demos))
-                if last[title_of_paper] == algorithm:
-                    cells.append(cell(paper(stage, columns, title_of_paper, kind, n_demos), 3, with_runs=False))
+                cells[-1] += mark(nss, data.paper_nss(stage, columns, *place))
+            if last.get(title_of_paper) == algorithm:
+                cells.append(cell(paper(stage, columns, *place), 3, with_runs=False))
         if paper or set(cells) != {NOTHING}:
             rows.append([line, str(n_demos), kind, *cells])
     notes = [MARKS] if paper else []
