@@ -103,14 +103,16 @@ def run(args: Run) -> int:
     if args.workers < 0:
         raise UserError(f"--workers must be at least 1, or 0 for one per core; got {args.workers}")
     cells, work = make_cells(args), Workspace(args)
+    if args.launcher == "ray":
+        from reproduce.ray import connect, run_on_ray
+
+        ray = connect(args.address, args.cpus_per_run)
     for folder in (work.results, args.runs_folder):
         make_writable(folder)
     scheduler = Scheduler(work, work.missing(cells), Display())
     scheduler.display.event(f"{scheduler.total} runs to do")
     if args.launcher == "ray":
-        from reproduce.ray import run_on_ray
-
-        return run_on_ray(work, scheduler, args)
+        return run_on_ray(ray, work, scheduler, args)
     return run_locally(work, scheduler, args.workers or os.cpu_count())
 
 

@@ -86,8 +86,8 @@ def git_commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def run_on_ray(work: Workspace, scheduler: Scheduler, args) -> int:
-    ray, display = connect(args.address, args.cpus_per_run), scheduler.display
+def run_on_ray(ray, work: Workspace, scheduler: Scheduler, args) -> int:
+    display = scheduler.display
     memory = {"memory": int(args.memory_per_run * 1e9)} if args.memory_per_run else {}
     # Ray retries a task whose worker or node has died; the scheduler retries a script that fails.
     task = ray.remote(max_retries=5, num_cpus=args.cpus_per_run, **memory)(run_script)

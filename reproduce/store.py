@@ -305,5 +305,6 @@ def total_time(cells: list[Cell], work: Workspace, workers: int) -> str:
     """An estimate for all cells together, in words."""
     estimates = [work.estimate_seconds(cell) for cell in cells]
     known = [seconds for seconds in estimates if not math.isnan(seconds)]
-    unknown = len(estimates) - len(known)
-    return f"about {as_hours(sum(known) / workers)}" + (f" plus {unknown} runs of unknown length" if unknown else "")
+    unknown = f"{len(estimates) - len(known)} runs of unknown length" if len(known) < len(estimates) else ""
+    total = f"about {as_hours(sum(known) / workers)}" if known or not cells else ""
+    return " plus ".join(filter(None, (total, unknown)))

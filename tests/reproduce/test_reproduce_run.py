@@ -95,7 +95,7 @@ def test_a_grid_runs_once_and_then_nothing_is_left_to_do(folder, capsys):
 
 def test_kills_at_random_moments_lose_no_run_and_do_none_twice(folder):
     """SIGKILL to the command, or to a script at work, again and again; then once to the end."""
-    choice = ("--episodes", "600", "--algorithms", "mairl,madaac")
+    choice = ("--episodes", "1000", "--algorithms", "mairl,madaac")
     rng, killed = random.Random(0), 0
     for turn in range(3):
         process = start(folder, *choice)
