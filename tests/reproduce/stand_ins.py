@@ -15,6 +15,7 @@ import fcntl, json, os, signal, sys, time
 from pathlib import Path
 
 words = sys.argv[1:]
+words = words if words[0].startswith("--") else ["--run", *words]  # retrain.py RUN
 args = {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2])}
 if "mistake" in args:
     print("error: no such option")
