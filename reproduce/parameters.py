@@ -1,0 +1,56 @@
+"""Trainable parameters of each algorithm against the number of agents, on Rover Tower."""
+
+import functools
+import importlib
+
+from reproduce.grid import ALGORITHMS, DISCRIMINATORS
+from reproduce.tables import Table
+
+AGENTS = (8, 12, 16, 24, 32, 48, 64)
+COUNTED = ("magail", "mairl", "madaac")
+
+
+@functools.cache
+def count_parameters(algorithm: str, agents: int, discriminator: str) -> dict[str, int]:
+    """Weights of policies, critics and discriminators, without targets and without weights of padded zeros."""
+    import torch
+
+    from particle_envs import make_task
+
+    torch.set_num_threads(1)  # many small networks
+    module = importlib.import_module(ALGORITHMS[algorithm].script.removesuffix(".py"))
+    task = make_task(f"rover_tower_{agents}", 1)
+    obs_sizes, num_actions = task.obs_sizes, task.num_actions
+    args = module.Args(discriminator=discriminator)
+    attention = algorithm == "madaac"
+    parts = {"policies": module.Policies(task, args.hidden_size)}
+    if attention:
+        parts["critics"] = module.AttentionCritic(task, args.hidden_size, args.attention_heads)
+    else:
+        parts["critics"] = module.Values(task, args.hidden_size)
+    parts["discriminators"] = module.Discriminators(task, args)
+    counts = {name: sum(weight.numel() for weight in net.parameters()) for name, net in parts.items()}
+    padding = (int(obs_sizes.max()) * len(obs_sizes) - int(obs_sizes.sum())) * module.Args.hidden_size
+    counts["policies"] -= padding
+    # Two encoders of the attention critic see padded observations; MACK's values get no own action.
+    counts["critics"] -= 2 * padding if attention else int(num_actions.sum()) * module.Args.hidden_size
+    counts["discriminators"] -= padding * (1 if algorithm == "magail" else 2)  # D, or g and h
+    return counts
+
+
+def total_parameters(algorithm: str) -> dict[int, int]:
+    """All parameters by number of agents, decentralized."""
+    return {agents: sum(count_parameters(algorithm, agents, "decentralized").values()) for agents in AGENTS}
+
+
+def parameters_table() -> Table:
+    rows = []
+    for agents in AGENTS:
+        for algorithm in COUNTED:
+            for kind in DISCRIMINATORS:
+                counts = count_parameters(algorithm, agents, kind)
+                numbers = [f"{count:,}" for count in (*counts.values(), sum(counts.values()))]
+                rows.append([str(agents), ALGORITHMS[algorithm].title, kind, *numbers])
+    header = ["agents", "algorithm", "discriminator", "policies", "critics", "discriminators", "all"]
+    caption = "Trainable parameters in Rover Tower, without target networks."
+    return Table("parameters", "Parameters", caption, header, rows)

@@ -1,0 +1,172 @@
+"""Which runs a grid has, the commands that run them, and the files of rows."""
+
+import math
+
+import pytest
+import stand_ins
+
+from reproduce import UserError
+from reproduce.grid import Grid, episodes_of, make_cells, resume_command, start_command
+from reproduce.rows import read_rows, write_rows
+from reproduce.store import Workspace
+
+
+def test_the_papers_grid_has_every_cell_once_and_imitation_before_retraining():
+    cells = make_cells(Grid(seeds="1-10", algorithms="magail,mairl,madaac"))
+    assert len(cells) == len(set(cells)) == 3 * 2 * 3 * 6 * 10 * 2
+    assert len({cell.run_id for cell in cells}) == len(cells)
+    order = {cell: place for place, cell in enumerate(cells)}
+    assert all(order[cell.imitation] < order[cell] for cell in cells if cell.stage == "retrain")
+
+
+def test_behavioural_cloning_has_one_run_per_task_and_no_retraining():
+    cells = make_cells(Grid(algorithms="bc", tasks="small", n_demos="50"))
+    assert [(cell.stage, cell.discriminator) for cell in cells] == [("imitate", "none")] * 3
+    command = start_command(cells[0], Grid(), "out", None)
+    assert "--discriminator" not in command and "--total-timesteps" not in command
+
+
+def test_the_smoke_scale_has_four_tiny_runs():
+    grid = Grid(scale="smoke")
+    cells = make_cells(grid)
+    assert len(cells) == 4 and all(episodes_of(cell, grid) < 200 for cell in cells)
+
+
+def budget(grid: Grid) -> dict[tuple, int | None]:
+    return {(cell.stage, cell.task, cell.algorithm): episodes_of(cell, grid) for cell in make_cells(grid)}
+
+
+def test_budgets():
+    choice = {"tasks": "keep_away,rover_tower_8", "n_demos": "50", "discriminators": "decentralized"}
+    default = budget(Grid(**choice, algorithms="mairl,madaac,madaac_paper,madaac_bc,bc"))
+    paper = budget(Grid(**choice, scale="paper", algorithms="mairl,madaac,bc"))
+    for task, episodes in (("keep_away", 50_000), ("rover_tower_8", 100_000)):
+        for algorithm in ("mairl", "madaac_paper"):
+            assert default["imitate", task, algorithm] == episodes
+        for algorithm in ("madaac", "madaac_bc", "bc"):
+            assert default["imitate", task, algorithm] is None, "the script's own"
+        assert default["retrain", task, "madaac"] == episodes
+        assert paper["imitate", task, "madaac"] == episodes and paper["imitate", task, "bc"] is None
+
+
+def test_madaac_at_the_papers_budget_is_another_run_and_a_baseline_is_the_same():
+    choice = {"tasks": "keep_away", "n_demos": "50", "discriminators": "decentralized", "stages": "imitate"}
+    ids = [
+        {c.algorithm: c.run_id for c in make_cells(Grid(**choice, scale=scale, algorithms="mairl,madaac"))}
+        for scale in ("default", "paper")
+    ]
+    assert ids[0]["mairl"] == ids[1]["mairl"] and ids[0]["madaac"] != ids[1]["madaac"]
+
+
+def test_a_command_has_what_makes_the_algorithm():
+    grid = Grid(tasks="keep_away", algorithms="madaac_paper", n_demos="100", madaac_args="--alpha 0.001")
+    words = " ".join(start_command(make_cells(grid)[0], grid, "out", None))
+    for part in ("--n-demos 100", "--seed 1", "--updates-per-period 1 --batch-size 1000", "--alpha 0.001"):
+        assert part in words
+    assert "--torch-threads 1" in words and "--total-timesteps 1250000" in words
+
+
+def test_a_resumed_run_is_lengthened_but_never_shortened():
+    grid = Grid(episodes=100)
+    cell = make_cells(grid)[0]
+    assert resume_command(cell, grid, "run", 1000)[-2:] == ["--total-timesteps", "2500"]
+    assert "--total-timesteps" not in resume_command(cell, grid, "run", 2500)
+    assert "--total-timesteps" not in resume_command(cell, grid, "run", 9999)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tasks": "keepaway"},
+        {"algorithms": "gail"},
+        {"discriminators": ","},
+        {"n_demos": "fifty"},
+        {"n_demos": "0"},
+        {"n_demos": "201"},
+        {"seeds": "1..3"},
+        {"seeds": "5-2"},
+        {"stages": "evaluate"},
+        {"episodes": -1},
+        {"madaac_args": "--seed 3"},
+        {"retrain_args": "--total_timesteps=3"},
+        {"mairl_args": "'--disc-lr"},
+    ],
+)
+def test_a_wrong_choice_is_an_error_that_names_the_flag(wrong):
+    with pytest.raises(UserError, match="--" + next(iter(wrong)).replace("_", "-")):
+        make_cells(Grid(**wrong))
+
+
+def test_time_is_estimated_from_similar_rows(tmp_path):
+    rows = [stand_ins.row(task, algorithm="mairl") for task in ("keep_away", "rover_tower_8")]
+    rows = [one | {"seconds": 100, "episodes": 1000} for one in rows]
+    stand_ins.write_results(tmp_path, rows)
+    work = Workspace(Grid(results=str(tmp_path), episodes=2000))
+
+    def seconds(task: str, algorithm: str = "mairl") -> float:
+        grid = Grid(tasks=task, algorithms=algorithm, n_demos="50", stages="imitate", discriminators="decentralized")
+        return work.estimate_seconds(make_cells(grid)[0])
+
+    assert seconds("rover_tower_8") == pytest.approx(200)
+    assert seconds("rover_tower_16") == pytest.approx(400), "from 8 agents, not from 2"
+    assert seconds("cooperative_navigation") == pytest.approx(300), "from 2 agents"
+    assert math.isnan(seconds("keep_away", "madaac"))
+
+
+# Rows
+
+
+def test_rows_survive_a_round_trip(tmp_path):
+    rows = [stand_ins.row(), stand_ins.row("rover_tower_8", "retrain", "mairl", seed=3), stand_ins.row(algorithm="bc")]
+    rows.append(stand_ins.row(algorithm="madaac_paper", arguments='--alpha 0.001, "quoted"'))
+    stand_ins.write_results(tmp_path, rows)
+    first = read_rows(tmp_path / "runs.csv")
+    assert {row.algorithm for row in first.values()} == {"madaac", "mairl", "bc", "madaac_paper"}
+    imitation = first[rows[0]["run_id"]]
+    assert imitation.scores == (30.0, -7.0) and math.isnan(imitation.pcc) and imitation.reward_episodes == 0
+    write_rows(tmp_path / "again.csv", first)
+    write_rows(tmp_path / "third.csv", read_rows(tmp_path / "again.csv"))
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "third.csv").read_bytes()
+    assert read_rows(tmp_path / "nothing.csv") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "column"),
+    [
+        ({"task": "simple_spread"}, "task"),
+        ({"algorithm": "gail"}, "algorithm"),
+        ({"episodes": "many"}, "episodes"),
+        ({"scores": "nan;1"}, "scores"),
+        ({"scores": (1.0, 2.0, 3.0)}, "scores"),
+        ({"rl": "mack"}, "rl"),
+        ({"discriminator": "none"}, "discriminator"),
+        ({"nss": ""}, "nss"),
+        ({"run_id": stand_ins.row()["run_id"]}, "run_id"),
+        ({"expert_scores": (120.0, -5.0)}, "expert"),
+    ],
+)
+def test_a_malformed_row_is_named_with_its_line_and_column(tmp_path, changes, column):
+    stand_ins.write_results(tmp_path, [stand_ins.row(), stand_ins.row(seed=2) | changes])
+    with pytest.raises(UserError, match=f"runs.csv, line 3.*{column}"):
+        read_rows(tmp_path / "runs.csv")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-60],
+        lambda content: content[:-1],
+        lambda content: content.replace(b"commit", b"revision", 1),
+        lambda content: content.replace(b"keep_away", b"keep\xff\xfeaway"),
+        lambda content: content + b'"an open quote\n',
+        lambda content: b"",
+        lambda content: b"\x00" * 100,
+    ],
+)
+def test_a_damaged_file_of_rows_is_one_clear_error(tmp_path, damage):
+    stand_ins.write_results(tmp_path, [stand_ins.row(), stand_ins.row(seed=2)])
+    path = tmp_path / "runs.csv"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match="runs.csv") as error:
+        read_rows(path)
+    assert "\n" not in str(error.value)
