@@ -30,7 +30,7 @@ class Args(ExperimentArgs):
     demos: str = ""
     """a file of your own demonstrations (.npz) instead of those shipped for the task"""
     total_timesteps: int = 0
-    """environment steps over all copies; 0 is the paper's 50,000 episodes, 100,000 for rover_tower"""
+    """environment steps over all copies; 0 is 10,000 episodes, 20,000 for rover_tower: a fifth of the paper's"""
     num_envs: int = 100
     """copies of the task, stepped in lockstep"""
 
@@ -39,14 +39,14 @@ class Args(ExperimentArgs):
     """discount factor"""
     buffer_size: int = 1_250_000
     """transitions in the replay buffer"""
-    batch_size: int = 1000
-    """transitions of the learner, and as many of the expert, per update"""
+    batch_size: int = 125
+    """transitions of the learner, and as many of the expert, per update (paper: 1000)"""
     learning_starts: int = 1000
     """environment steps before the first update"""
     update_period: int = 100
     """environment steps between rounds of updates"""
-    updates_per_period: int = 1
-    """updates per round"""
+    updates_per_period: int = 8
+    """updates per round; with 1 update of 1000 transitions the discriminators learn several times more slowly"""
     policy_lr: float = 1e-3
     """Adam step size of the policies"""
     critic_lr: float = 1e-3
@@ -79,6 +79,8 @@ class Args(ExperimentArgs):
     """whether g sees actions; auto is the paper's choice: yes if decentralized, no if centralized"""
     disc_entropy: float = 0.01
     """weight of the entropy bonus of the discriminators"""
+    bc_coef: float = 0.0
+    """weight of a cloning loss beside the policy loss: faster imitation, but rewards that retrain worse"""
     true_reward: bool = False
     """train the policies on the task's own reward, to tell a broken learner from a broken reward"""
 
@@ -357,6 +359,11 @@ def policy_loss(obs: torch.Tensor, logits: torch.Tensor, has_action, critic, arg
     }
 
 
+def cloning_loss(logits: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+    """-sum_i mean log pi_i(a_i | o_i) of demonstrations. Not part of the paper's algorithm."""
+    return -gather_actions(logits.log_softmax(-1), actions).mean(1).sum()
+
+
 def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) -> tuple[torch.Tensor, dict]:
     """Equation (3), to be minimised, of logits [agents, batch] that are high for the expert.
 
@@ -399,7 +406,7 @@ def main(args: Args) -> None:
     demos = load_demos(args.demos or args.env_id, envs)
     expert, unseen_expert = demos.split(args.n_demos, device)
     references = reference_scores(args.env_id, args.demos)
-    args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
+    args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id) // 5)
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
     if args.learning_starts >= args.total_timesteps or args.buffer_size < args.num_envs:
@@ -461,6 +468,8 @@ def main(args: Args) -> None:
             critic_optimizer.step()
 
             loss, policy_metrics = policy_loss(learner.obs, logits, policies.has_action, critic, args)
+            if args.bc_coef:
+                loss = loss + args.bc_coef * cloning_loss(demo_logits, demo.actions)
             policy_optimizer.zero_grad()
             loss.backward()
             metrics["gradients/policy_max"] = clip_each_agent(policies, args.policy_max_grad_norm).max()
