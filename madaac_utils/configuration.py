@@ -19,18 +19,23 @@ OF_THE_COMMAND |= {"eval_episodes", "experts"}
 PATHS = {"demos", "run"}  # of files that may have moved; their hashes are compared
 
 
+def flag(name: str) -> str:
+    """--total-timesteps for total_timesteps"""
+    return "--" + name.replace("_", "-")
+
+
 def check_args(args) -> None:
     """Check what all training scripts require of their arguments. Names that a script does not have are skipped."""
 
     def require(names: str, holds, expected: str) -> None:
         for name in names.split():
             if hasattr(args, name) and not holds(getattr(args, name)):
-                raise UserError(f"--{name.replace('_', '-')} must be {expected}, got {getattr(args, name)}")
+                raise UserError(f"{flag(name)} must be {expected}, got {getattr(args, name)}")
 
     require("seed torch_threads total_timesteps save_every disc_memory", lambda x: x >= 0, "at least 0")
     require("num_steps hidden_size attention_heads n_demos log_every", lambda x: x >= 1, "at least 1")
     require("buffer_size batch_size learning_starts update_period updates_per_period", lambda x: x >= 1, "at least 1")
-    require("disc_batch_size disc_updates eval_every selection_episodes store_demos", lambda x: x >= 1, "at least 1")
+    require("disc_batch_size disc_updates eval_every selection_episodes store_demos updates", lambda x: x >= 1, "at least 1")
     require("eval_episodes", lambda x: x >= 2, "at least 2")
     require("policy_lr critic_lr disc_lr lr kl_clip critic_kl_clip damping", lambda x: 0 < x < math.inf, "above 0")
     require("critic_max_grad_norm policy_max_grad_norm disc_max_grad_norm", lambda x: x > 0, "above 0")
@@ -55,10 +60,10 @@ def total_timesteps(args, envs, default_episodes: int) -> int:
     return steps
 
 
-def resumed_args(folder: Path, given, script: Path):
+def resumed_args(folder: Path, given, script: Path, budget: str):
     """The arguments of a run from its config.json. `given` are those of the command line, which may not differ.
 
-    Exceptions are OF_THE_COMMAND, the paths of files that have moved, and --total-timesteps.
+    Exceptions are OF_THE_COMMAND, the paths of files that have moved, and the budget.
     """
     if not (folder / "config.json").is_file():
         raise UserError(f"cannot resume {folder}: there is no config.json, so it is not a run folder")
@@ -87,13 +92,12 @@ def resumed_args(folder: Path, given, script: Path):
         setattr(args, name, was)
         if name not in typed or wanted == was or (name == "env_id" and task_name(wanted) == task_name(was)):
             continue
-        if name == "total_timesteps" or (name in PATHS and was):
+        if name == budget or (name in PATHS and was):
             setattr(args, name, wanted or was)
         else:
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{folder} was started with {flag} {was}, so it cannot be resumed with {wanted}")
-    if args.total_timesteps != saved["total_timesteps"] and getattr(args, "anneal_lr", False):
-        raise UserError(f"{folder} anneals its step sizes over its budget, so --total-timesteps cannot change")
+            raise UserError(f"{folder} was started with {flag(name)} {was}, so it cannot be resumed with {wanted}")
+    if getattr(args, budget) != saved[budget] and getattr(args, "anneal_lr", False):
+        raise UserError(f"{folder} anneals its step sizes over its budget, so {flag(budget)} cannot change")
     if saved.get("torch_threads") != given.torch_threads:
         print("note: the number of threads differs from that of the run; results may differ in their last digits")
     if "env_id" not in typed and args.env_id:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from env_utils import RecordEpisodes
 from madaac_utils.checkpoints import load_checkpoint, lock, save_checkpoint, to_arrays, to_tensors
-from madaac_utils.configuration import PATHS, check_args, resumed_args
+from madaac_utils.configuration import PATHS, check_args, flag, resumed_args
 from madaac_utils.evaluation import evaluate, score_table
 from madaac_utils.files import Diverged, UserError, read_json, write_json
 from madaac_utils.policies import load_policy, policy_tensors, require_same_policy, save_policy
@@ -37,13 +37,14 @@ from madaac_utils.video import require_can_draw, write_video
 
 
 class Run:
-    def __init__(self, script: str, args):
-        self.script, self.args, self.folder = Path(script).resolve(), args, None
+    def __init__(self, script: str, args, budget: str = "total_timesteps"):
+        """`budget` names the argument that says how long to train; other budgets do not count environment steps."""
+        self.script, self.args, self.folder, self.budget = Path(script).resolve(), args, None, budget
         self.step = self.previous = 0
         self.seconds_before, self.started = 0.0, time.time()
         if args.resume:
             self.folder = Path(args.resume)
-            self.args = resumed_args(self.folder, args, self.script)
+            self.args = resumed_args(self.folder, args, self.script, budget)
         for name in PATHS & {field.name for field in fields(args)}:
             if getattr(self.args, name):  # config.json may be read from other folders
                 setattr(self.args, name, str(Path(getattr(self.args, name)).resolve()))
@@ -71,7 +72,7 @@ class Run:
         if self.args.capture_video:
             require_can_draw(envs.envs)
         policy_tensors(parts["policies"])  # raises an error now if the network cannot be described in a file
-        self.log_every = max(1, min(self.args.log_every, self.args.total_timesteps // 50))
+        self.log_every = max(1, min(self.args.log_every, self.total // 50))
         if self.args.resume:
             self.lock = lock(self.folder)
             self._restore()
@@ -96,9 +97,19 @@ class Run:
 
     # The loop
 
-    def steps(self, size: int) -> Iterator[int]:
-        """Yield the number of environment steps at the end of each iteration, which takes `size` of them."""
-        total, self.started = self.args.total_timesteps, time.time()
+    @property
+    def total(self) -> int:
+        """The length of the run, in steps of its budget."""
+        return getattr(self.args, self.budget)
+
+    @property
+    def episodes(self) -> float:
+        """How many episodes the agents have learned from so far."""
+        return self.step / self.envs.episode_length if self.budget == "total_timesteps" else 0
+
+    def steps(self, size: int = 1) -> Iterator[int]:
+        """Yield the number of steps at the end of each iteration, which takes `size` of them."""
+        total, self.started = self.total, time.time()
         self.first_step, self.saved_at, self.save_seconds = self.step, self.started, 0.0
         last_line = self.started
         quiet = not sys.stderr.isatty()
@@ -134,11 +145,6 @@ class Run:
         return self.step // period - self.previous // period
 
     @property
-    def progress_left(self) -> float:
-        """The share of the budget that was left at the beginning of this iteration."""
-        return 1 - self.previous / self.args.total_timesteps
-
-    @property
     def seconds(self) -> float:
         """Seconds of training so far, over all parts of a resumed run."""
         return self.seconds_before + time.time() - self.started
@@ -156,13 +162,14 @@ class Run:
         values |= {f"charts/episodic_return-{agent}": value for agent, value in zip(self.envs.agents, returns)}
         values["charts/SPS"] = (self.step - self.first_step) / seconds
         values["charts/seconds"] = self.seconds
-        values["charts/episodes"] = self.step / self.envs.episode_length
-        status = [f"{self.step // self.envs.episode_length:,} episodes"]
+        values["charts/episodes"] = self.episodes
+        status = [f"{int(self.episodes):,} episodes"] if self.episodes else []
         if self.references:
             values["charts/nss"] = mean_nss(returns, self.references)
         for name, label in (
             ("charts/nss", "NSS"),
             ("charts/pcc", "PCC"),
+            ("losses/held_out", "held-out loss"),
             ("discriminator/accuracy_expert", "D on expert"),
             ("discriminator/accuracy_unseen_expert", "on unseen expert"),
             ("discriminator/accuracy_learner", "on learner"),
@@ -234,10 +241,10 @@ class Run:
             raise UserError(f"the checkpoint in {self.folder} does not fit this script: {first_line}") from None
         config = read_json(self.folder / "config.json", "the config of a run")
         ended = (self.folder / "summary.json").is_file()
-        if self.args.total_timesteps > self.step:
+        if self.total > self.step:
             (self.folder / "summary.json").unlink(missing_ok=True)
         elif ended:
-            print(f"{self.folder} has ended and is evaluated again (a larger --total-timesteps would continue it)")
+            print(f"{self.folder} has ended and is evaluated again (a larger {flag(self.budget)} continues it)")
         write_json(self.folder / "config.json", config | {"args": asdict(self.args)})
 
     # The end
@@ -255,7 +262,7 @@ class Run:
             "script": self.script.name,
             "env_id": args.env_id,
             "steps": self.step,
-            "episodes": self.step // self.envs.episode_length,
+            "episodes": int(self.episodes),
             "seconds": round(self.seconds),
             "nss_last_500_training_episodes": mean_nss(self.envs.mean_returns(), self.references),
             **summary,
