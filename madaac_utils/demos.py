@@ -70,9 +70,13 @@ class Demos:
 
     def split(self, n_demos: int, device: torch.device | str = "cpu") -> tuple[Transitions, Transitions]:
         """The first `n_demos` demonstrations to learn from, and up to 100 others that nothing learns from."""
+        return self.first(n_demos).transitions(device), self[n_demos : n_demos + 100].transitions(device)
+
+    def first(self, n_demos: int) -> "Demos":
+        """The first `n_demos` demonstrations."""
         if n_demos > len(self):
             raise UserError(f"--n-demos {n_demos} asks for more demonstrations than the {len(self)} that there are")
-        return self[:n_demos].transitions(device), self[n_demos : n_demos + 100].transitions(device)
+        return self[:n_demos]
 
 
 def demos_from_episodes(env_id: str, episodes: Episodes, metadata: dict) -> Demos:
