@@ -60,8 +60,8 @@ import torch.nn as nn
 import madaac_discrete as maac
 import mairl_mack as mack
 from env_utils import RecordEpisodes, make_envs, require_known_task, task_name
-from madaac_utils.configuration import require_same_demos, total_timesteps
-from madaac_utils.demos import reference_scores
+from madaac_utils.configuration import total_timesteps
+from madaac_utils.demos import reference_scores, require_same_demos
 from madaac_utils.files import UserError, exit_on_user_error, read_json, sha256
 from madaac_utils.paper import paper_episodes, paper_learner
 from madaac_utils.rewards import LearnedReward, learned_reward

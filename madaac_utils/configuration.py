@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from env_utils import require_known_task, task_name
-from madaac_utils.demos import demos_path
+from madaac_utils.demos import require_same_demos
 from madaac_utils.files import UserError, read_json, sha256
 
 # Arguments that a resumed run takes from the command line and not from its config.json
@@ -104,12 +104,3 @@ def resumed_args(folder: Path, given, script: Path, budget: str):
         require_known_task(args.env_id, folder / "config.json")
     require_same_demos(config | {"args": asdict(args)})
     return args
-
-
-def require_same_demos(config: dict) -> str:
-    """The file of demonstrations that a run was given with --demos, or "" for the shipped ones; it must not change."""
-    args, digest = config["args"], config.get("demos_sha256")
-    path = demos_path(Path(args["demos"]) if args.get("demos") else args["env_id"])
-    if digest and path.is_file() and sha256(path) != digest:
-        raise UserError(f"{path} is not the file of demonstrations that the run began with")
-    return args.get("demos", "")

@@ -211,6 +211,15 @@ def require_fit(path: Path, demos: Demos, envs) -> None:
             raise UserError(f"{path}: {agent} has actions 0 to {number - 1}, found action {action}")
 
 
+def require_same_demos(config: dict) -> str:
+    """The file of demonstrations that a run was given with --demos, or "" for the shipped ones; it must not change."""
+    args, digest = config["args"], config.get("demos_sha256")
+    path = demos_path(Path(args["demos"]) if args.get("demos") else args["env_id"])
+    if digest and path.is_file() and sha256(path) != digest:
+        raise UserError(f"{path} is not the file of demonstrations that the run began with")
+    return args.get("demos", "")
+
+
 # Reference scores of NSS
 
 
