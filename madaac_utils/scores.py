@@ -84,9 +84,10 @@ def below_random(references: dict[str, Reference]) -> np.ndarray:
 
 
 def reference_warnings(agents: list[str], references: dict[str, Reference]) -> dict[str, str]:
-    """By agent: why its NSS says little."""
+    """By agent: why its NSS says little. An agent without an expert's score has no NSS to warn about."""
     warnings = {}
-    for agent, close, below in zip(agents, too_close(references), below_random(references)):
+    unknown = np.isnan(references["expert"][0])
+    for agent, close, below in zip(agents, too_close(references) & ~unknown, below_random(references)):
         if close:
             warnings[agent] = "expert and random scores are too close for its NSS to mean much"
         elif below:
