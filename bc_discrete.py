@@ -53,13 +53,13 @@ class Args:
     """copies of the task in which the kept policies play one episode at every logged point, for charts/nss only"""
 
     # Algorithm
-    updates: int = 3000
+    updates: int = 2000
     """gradient steps"""
     batch_size: int = 100
     """transitions per update"""
-    lr: float = 1e-3
+    lr: float = 3e-3
     """Adam step size"""
-    weight_decay: float = 1e-3
+    weight_decay: float = 3e-3
     """L2 regularisation in Adam"""
     hidden_size: int = 128
     """units of every hidden layer"""

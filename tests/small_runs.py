@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = "--hidden-size 16 --torch-threads 1 --eval-episodes 4 --num-envs 20".split()
+SMALL = ["--hidden-size", 16, "--torch-threads", 1, "--eval-episodes", 4, "--num-envs", 20]
 
 
 def run_script(name: str, *arguments) -> int:
