@@ -9,38 +9,17 @@ docs/bc_discrete.md explains the logged metrics and the choice of policies on he
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
+from madaac_utils.arguments import ExperimentArgs
+
 
 @dataclass
-class Args:
+class Args(ExperimentArgs):
     # Experiment
-    exp_name: str = Path(__file__).stem
-    """name of the experiment, part of the run folder's name"""
-    seed: int = 1
-    """seed of all random numbers; the same seed gives the same policy on the same machine"""
-    torch_threads: int = 1
-    """threads that torch may use; 0 leaves the choice to torch"""
-    cuda: bool = False
-    """train on the GPU"""
-    track: bool = False
-    """also log to Weights & Biases (needs `pip install wandb`)"""
-    capture_video: bool = False
-    """write a short video of the learned policy into the run folder"""
-    runs: str = "runs"
-    """where run folders go"""
-    resume: str = ""
-    """a run folder to continue; its other arguments come from there, and --updates may make it longer"""
-    resume_changed: bool = False
-    """continue the run although this script has changed since"""
-    save_every: int = 300
-    """seconds between checkpoints, at least"""
     log_every: int = 50
     """updates between comparisons on the held-out demonstrations and TensorBoard points, at most"""
-    eval_episodes: int = 500
-    """fresh episodes of the evaluation at the end"""
 
     # Task
     env_id: str = "cooperative_navigation"

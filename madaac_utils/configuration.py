@@ -35,7 +35,9 @@ def check_args(args) -> None:
     require("seed torch_threads total_timesteps save_every disc_memory", lambda x: x >= 0, "at least 0")
     require("num_steps hidden_size attention_heads n_demos log_every", lambda x: x >= 1, "at least 1")
     require("buffer_size batch_size learning_starts update_period updates_per_period", lambda x: x >= 1, "at least 1")
-    require("disc_batch_size disc_updates eval_every selection_episodes store_demos updates", lambda x: x >= 1, "at least 1")
+    require(
+        "disc_batch_size disc_updates eval_every selection_episodes store_demos updates", lambda x: x >= 1, "at least 1"
+    )
     require("eval_episodes", lambda x: x >= 2, "at least 2")
     require("policy_lr critic_lr disc_lr lr kl_clip critic_kl_clip damping", lambda x: 0 < x < math.inf, "above 0")
     require("critic_max_grad_norm policy_max_grad_norm disc_max_grad_norm", lambda x: x > 0, "above 0")
