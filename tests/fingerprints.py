@@ -19,9 +19,9 @@ from safetensors import safe_open
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "fingerprints.json"
 TASKS = ("cooperative_communication", "rover_tower_8")
-COMMON = "--torch-threads 1 --eval-episodes 2 --seed 3".split()
-MADAAC = "--num-envs 20 --batch-size 100 --updates-per-period 1 --disc-lr 0.0005".split()
-MACK = "--num-envs 10".split()
+COMMON = ["--torch-threads", "1", "--eval-episodes", "2", "--seed", "3"]
+MADAAC = ["--num-envs", "20", "--batch-size", "100", "--updates-per-period", "1", "--disc-lr", "0.0005"]
+MACK = ["--num-envs", "10"]
 
 
 def run(*arguments: str, runs: Path) -> Path:
