@@ -1,7 +1,6 @@
 """How many updates of which size MA-DAAC should make per 100 environment steps.
 
-    python studies/madaac_settings.py --runs runs/settings                  # trains what is missing, then prints the table
-    python studies/madaac_settings.py --runs runs/settings --workers 2
+    python studies/madaac_settings.py --runs runs/settings --workers 2    # trains what is missing, prints the table
 
 Each setting is run on four tasks with 50 demonstrations. The table has NSS over the last 500 training episodes at
 several numbers of episodes, the NSS of the final evaluation, and the seconds of the whole run.
