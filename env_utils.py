@@ -157,9 +157,10 @@ class PettingZooEnvs:
         for k, env in enumerate(self.envs):
             joint = dict(zip(self.agents, actions[k].tolist()))
             observations, reward, ended, cut, _ = env.step(joint)
+            over = self._is_over(env, ended, cut)
             final_obs[k] = self._obs[k] = pad(observations, self.agents, self._obs.shape[-1])
             rewards[k] = [reward[agent] for agent in self.agents]
-            if self._is_over(env, ended, cut):
+            if over:
                 terminated[k] = any(ended.values())
                 truncated[k] = not terminated[k]
                 self._reset_copy(k)
