@@ -208,7 +208,7 @@ class RecordEpisodes:
     def step(self, actions: np.ndarray) -> EnvStep:
         self.obs, rewards, terminated, truncated, final_obs = self.envs.step(actions)
         done = terminated | truncated
-        self.episode_return += rewards
+        self.episode_return = self.episode_return + rewards  # a new array: states that were taken stay as they are
         self.recent_returns = (self.recent_returns + self.episode_return[done].tolist())[-500:]
         self.episode_return[done] = 0.0
         self.age = np.where(done, 0, self.age + 1).astype(np.float32)
