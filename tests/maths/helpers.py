@@ -60,9 +60,7 @@ def random_transitions(envs, batch: int = 7, seed: int = 0) -> Transitions:
 
 def random_batch(script, envs, batch: int = 7, seed: int = 0):
     """A batch of MAAC; every third transition ends an episode."""
-    rewards = torch.randn(
-        len(envs.agents), batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    rewards = torch.randn(len(envs.agents), batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     terminated = (torch.arange(batch) % 3 == 0).double()
     return script.Batch(*random_transitions(envs, batch, seed), rewards, terminated)
 

@@ -62,10 +62,12 @@ def plain_joint_mlp(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
 def plain_output(network, kind: str, batch: Transitions, i: int, b: int, sees_actions: bool, obs=None) -> torch.Tensor:
     """The output for agent i of one network and one transition."""
     obs = batch.obs if obs is None else obs
-    inputs = [
-        torch.cat([obs[j, b], one_hot(batch.actions[j, b], 5)]) if sees_actions else obs[j, b] for j in range(3)
-    ]
-    return plain_joint_mlp(network, torch.cat(inputs))[i] if kind == "centralized" else plain_mlp(network, i, inputs[i])[0]
+    inputs = [obs[j, b] for j in range(3)]
+    if sees_actions:
+        inputs = [torch.cat([inputs[j], one_hot(batch.actions[j, b], 5)]) for j in range(3)]
+    if kind == "centralized":
+        return plain_joint_mlp(network, torch.cat(inputs))[i]
+    return plain_mlp(network, i, inputs[i])[0]
 
 
 @AIRL
@@ -221,8 +223,8 @@ class Watched:
         small = {"num_envs": 20, "hidden_size": 16, "disc_batch_size": 500, "total_timesteps": 100_000}
         self.args = script.Args(env_id="cooperative_communication", runs=str(tmp_path), **small, **changes)
         gae_calls, loss_calls = [], []
-        monkeypatch.setattr(script, "advantages_and_returns", record_arguments(script.advantages_and_returns, gae_calls))
-        monkeypatch.setattr(script, "discriminator_loss", record_arguments(script.discriminator_loss, loss_calls))
+        for name, calls in (("advantages_and_returns", gae_calls), ("discriminator_loss", loss_calls)):
+            monkeypatch.setattr(script, name, record_arguments(getattr(script, name), calls))
         monkeypatch.setattr(Transitions, "sample", record_results(Transitions.sample, self.demos))
 
         def look(run, k):
@@ -256,9 +258,7 @@ def test_discriminator_updates_of_the_scripts_on_mack(script, kind, monkeypatch,
     disc, optimizer = watched.run.initial["discriminators"], watched.run.initial["disc_optimizer"]
     for k in range(2):
         policies, new_disc = watched.networks[k + 1]
-        learner, expert = (
-            logits(script, disc, policies, batch) for batch in (watched.rollouts[k], watched.demos[k])
-        )
+        learner, expert = (logits(script, disc, policies, batch) for batch in (watched.rollouts[k], watched.demos[k]))
         found_learner, found_expert = watched.losses_of[k]
         torch.testing.assert_close(found_learner.sort(1)[0], learner.detach().sort(1)[0], atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(found_expert, expert.detach(), atol=1e-5, rtol=1e-4)

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 from madaac_utils.demos import Transitions
-from tests.maths.helpers import EQUAL, MAAC, UNEQUAL, expert, huber, madaac, plain_mlp, random_batch, small_args
+from tests.maths.helpers import MAAC, UNEQUAL, expert, huber, madaac, plain_mlp, random_batch, small_args
 from tests.maths.watched_run import record_arguments, record_results, run_iterations, seed_before
 
 
@@ -32,7 +32,7 @@ def critic_loss(script, batch, critic, target_critic, target_policies, args):
 @MAAC
 def test_the_critics_loss_equals_the_formula(script):
     args = small_args(script, alpha=0.3, gamma=0.9, attention_regularization=0.05)
-    policies, critic, target_policies, target_critic = networks(script, UNEQUAL, args)
+    _, critic, target_policies, target_critic = networks(script, UNEQUAL, args)
     batch = random_batch(script, UNEQUAL)
     torch.manual_seed(5)
     loss, metrics = critic_loss(script, batch, critic, target_critic, target_policies, args)
@@ -129,7 +129,7 @@ def test_targets_move_by_their_rate(script):
 def test_the_critic_can_fit_one_batch(script):
     """With fixed targets the critic must be able to fit any batch; with wrong gradients it cannot."""
     args = small_args(script, hidden_size=64, attention_heads=4, gamma=0.0, alpha=0.0)
-    policies, critic, target_policies, target_critic = (part.float() for part in networks(script, UNEQUAL, args))
+    _, critic, target_policies, target_critic = (part.float() for part in networks(script, UNEQUAL, args))
     batch = random_batch(script, UNEQUAL, batch=32)
     batch = batch._replace(**{name: getattr(batch, name).float() for name in batch._fields if name != "actions"})
     optimizer, losses = torch.optim.Adam(critic.parameters(), 3e-3), []
