@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import bc_discrete as cloning
 import madaac_discrete as madaac
 import magail_mack as magail
 import mairl_mack as mairl
@@ -36,7 +37,7 @@ def scripts(*modules):
     return pytest.mark.parametrize("script", modules, ids=[module.__name__ for module in modules])
 
 
-ALL = scripts(madaac, expert, mairl, magail)
+ALL = scripts(madaac, expert, mairl, magail, cloning)
 MAAC = scripts(madaac, expert)
 MACK = scripts(mairl, magail)
 IMITATION = scripts(madaac, mairl, magail)

@@ -17,8 +17,7 @@ def plain_critic(script, critic, envs, obs, actions):
     heads, hidden = critic.heads, critic.query.weight.shape[0]
     d, agents, batch, widest_obs = hidden // heads, len(envs.agents), obs.shape[1], obs.shape[2]
     encode_state, encode_both = critic.encode_state, critic.encode_state_action
-    head_weight = torch.cat([critic.head_state.weight, critic.head_attended], 1)  # [agents, 2 * hidden, hidden]
-    head_bias = critic.head_state.bias
+    head_hidden, _, head_out = critic.head
 
     s, e = [], []  # encodings of each agent's observation, and of its observation and action
     for i, (size, number) in enumerate(zip(envs.obs_sizes, envs.num_actions)):
@@ -44,8 +43,8 @@ def plain_critic(script, critic, envs, obs, actions):
             attended.append(sum(weights[:, k, None] * value for k, value in enumerate(values)))
             squared_logits = squared_logits + logits.square().mean()
             all_weights[:, h, i, others] = weights.detach()
-        x = F.leaky_relu(torch.cat([s[i], *attended], -1) @ head_weight[i] + head_bias[i])
-        q = x @ critic.head_out.weight[i] + critic.head_out.bias[i]
+        x = F.leaky_relu(torch.cat([s[i], *attended], -1) @ head_hidden.weight[i] + head_hidden.bias[i])
+        q = x @ head_out.weight[i] + head_out.bias[i]
         all_q.append(q[:, : envs.num_actions[i]])
     return all_q, squared_logits, all_weights
 
@@ -65,7 +64,6 @@ def test_the_critic_equals_loops_and_so_do_its_gradients(script, envs, hidden, h
         loss = sum(((1 + k) * part).sin().sum() for k, part in enumerate(own_q)) + squared_logits
         loss.backward()
         gradients = [parameter.grad.clone() for parameter in critic.parameters()]
-        weights = weights.view(7, heads, len(envs.agents), len(envs.agents))
         results.append([*own_q, squared_logits, weights, *gradients])
     for found, expected in zip(*results):
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
@@ -78,9 +76,9 @@ def test_attention_is_on_the_others_and_sums_to_one(script, envs):
     obs, actions, _ = random_transitions(envs)
     weights = critic(obs.float(), actions)[2]
     is_self = torch.eye(len(envs.agents), dtype=torch.bool)
-    assert (weights[:, is_self] == 0).all()
-    assert (weights[:, ~is_self] > 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(7 * 4, len(envs.agents)))
+    assert (weights[..., is_self] == 0).all()
+    assert (weights[..., ~is_self] > 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(7, 4, len(envs.agents)))
 
 
 @MAAC

@@ -48,7 +48,7 @@ def output(script, disc, batch: Transitions) -> torch.Tensor:
 def logits(script, disc, policies, batch: Transitions) -> torch.Tensor:
     """High for the expert."""
     f = output(script, disc, batch)
-    return f if script is magail else f - script.log_pi(policies, batch)
+    return f if script is magail else f - script.log_pi(policies(batch.obs), batch.actions)
 
 
 def plain_joint_mlp(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_the_paper_writes_the_logit_as_f_minus_log_pi(script):
     torch.manual_seed(0)
     disc, policies = discriminators(script), script.Policies(UNEQUAL, 16).double()
     batch = random_transitions(UNEQUAL)
-    f, pi = disc(batch), script.log_pi(policies, batch).exp()
+    f, pi = disc(batch), script.log_pi(policies(batch.obs), batch.actions).exp()
     d = f.exp() / (f.exp() + pi)
     torch.testing.assert_close(logits(script, disc, policies, batch), torch.log(d) - torch.log(1 - d))
 

@@ -69,7 +69,7 @@ def test_the_policies_loss_equals_the_formula_and_no_gradient_reaches_the_critic
     policies, critic, *_ = networks(script, UNEQUAL, args)
     obs = random_batch(script, UNEQUAL).obs
     torch.manual_seed(7)
-    loss, metrics = script.policy_loss(obs, policies, critic, args)
+    loss, metrics = script.policy_loss(obs, policies(obs), policies.has_action, critic, args)
     loss.backward()
     assert all(parameter.grad is None for parameter in critic.parameters())
 
@@ -147,13 +147,16 @@ def test_the_critic_can_fit_one_batch(script):
 SHARED = ("query.", "key.", "value.", "encode_state_action.")  # reached by the losses of all agents
 SHORT = {  # the first update comes in the second iteration
     "env_id": "cooperative_communication", "num_envs": 60, "update_period": 60, "batch_size": 100, "hidden_size": 16,
-    "total_timesteps": 100_000, "buffer_size": 1000,
+    "total_timesteps": 100_000, "buffer_size": 1000, "updates_per_period": 1,
     "policy_tau": 0.5, "critic_tau": 0.25, "critic_max_grad_norm": 0.01, "policy_max_grad_norm": 0.001,
 }  # fmt: skip
 
 
-def plain_maac_update(script, nets: dict, batch, args) -> None:
-    """One update of MAAC on a batch, step by step, with the losses that are tested above."""
+def plain_maac_update(script, nets: dict, batch, args, demo: Transitions | None = None) -> None:
+    """One update of MAAC on a batch, step by step, with the losses that are tested above.
+
+    If there are demonstrations, their cloning loss is added with the weight --bc-coef.
+    """
     policies, critic = nets["policies"], nets["critic"]
     torch.manual_seed(11)
     loss, _ = critic_loss(script, batch, critic, nets["target_critic"], nets["target_policies"], args)
@@ -169,7 +172,11 @@ def plain_maac_update(script, nets: dict, batch, args) -> None:
     nets["critic_optimizer"].step()
 
     torch.manual_seed(12)
-    loss, _ = script.policy_loss(batch.obs, policies, critic, args)
+    loss, _ = script.policy_loss(batch.obs, policies(batch.obs), policies.has_action, critic, args)
+    if demo is not None:
+        for i, number in enumerate(policies.has_action.sum((1, 2))):
+            log_probs = policies(demo.obs)[i, :, :number].log_softmax(-1)
+            loss = loss - args.bc_coef * log_probs[torch.arange(len(log_probs)), demo.actions[i]].mean()
     policies.zero_grad()
     loss.backward()
     gradients, norms = clipped_one_by_one(policies, args.policy_max_grad_norm)
@@ -191,10 +198,10 @@ def assert_same_parameters(found: nn.Module, expected: nn.Module, started: nn.Mo
 
 
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
-@pytest.mark.parametrize("true_reward", [False, True])
-def test_updates_of_madaac_are_those_of_algorithm_1(kind, true_reward, monkeypatch, tmp_path):
-    args = madaac.Args(**SHORT, runs=str(tmp_path), learning_starts=120, discriminator=kind, true_reward=true_reward)
-    args.disc_max_grad_norm = 0.01
+@pytest.mark.parametrize("changes", [{}, {"true_reward": True}, {"bc_coef": 3.0}], ids=["paper", "true", "cloning"])
+def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, tmp_path):
+    changes = {"discriminator": kind, "disc_max_grad_norm": 0.01} | changes
+    args = madaac.Args(**SHORT, runs=str(tmp_path), learning_starts=120, **changes)
     learner_batches, expert_batches = [], []
     monkeypatch.setattr(madaac.ReplayBuffer, "sample", record_results(madaac.ReplayBuffer.sample, learner_batches))
     monkeypatch.setattr(Transitions, "sample", record_results(Transitions.sample, expert_batches))
@@ -209,15 +216,13 @@ def test_updates_of_madaac_are_those_of_algorithm_1(kind, true_reward, monkeypat
     nets = copy.deepcopy(run.initial)
     policies, disc = nets["policies"], nets["discriminators"]
     for learner, demo in zip(learner_batches, expert_batches):
-        with torch.no_grad():
-            rewards = disc(learner) - madaac.log_pi(policies, learner)
-        rewards = (learner.rewards if true_reward else rewards) / 25
-        plain_maac_update(madaac, nets, learner._replace(rewards=rewards), args)
-
-        # The discriminators learn from the same batches, with the policies after their update.
-        loss, _ = madaac.discriminator_loss(
-            disc(learner) - madaac.log_pi(policies, learner), disc(demo) - madaac.log_pi(policies, demo), args
+        # Rewards and the update of the discriminators have the same logits, of the policies before their update.
+        logits_learner, logits_expert = (
+            disc(batch) - madaac.log_pi(policies(batch.obs), batch.actions) for batch in (learner, demo)
         )
+        rewards = (learner.rewards if args.true_reward else logits_learner.detach()) / 25
+        plain_maac_update(madaac, nets, learner._replace(rewards=rewards), args, demo)
+        loss, _ = madaac.discriminator_loss(logits_learner, logits_expert, args)
         disc.zero_grad()
         loss.backward()
         if kind == "decentralized":

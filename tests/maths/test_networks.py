@@ -5,7 +5,20 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tests.maths.helpers import ALL, EQUAL, MACK, TASKS, UNEQUAL, madaac, mairl, plain_mlp, random_transitions, scripts
+from tests.maths.helpers import (
+    ALL,
+    EQUAL,
+    MACK,
+    TASKS,
+    UNEQUAL,
+    expert,
+    madaac,
+    magail,
+    mairl,
+    plain_mlp,
+    random_transitions,
+    scripts,
+)
 
 
 @ALL
@@ -123,7 +136,7 @@ def test_samples_follow_the_probabilities_and_no_agent_gets_an_action_that_it_la
         assert log_probs[i, 0, :number].exp().std() > 0.02, "the samples of a uniform policy would prove little"
 
 
-@ALL
+@scripts(madaac, expert, mairl, magail)
 def test_gather_actions_picks_one_entry_per_agent_and_example(script):
     _, actions, _ = random_transitions(UNEQUAL)
     values = torch.randn(3, 7, 5)
@@ -141,7 +154,7 @@ def test_log_pi_is_a_constant_that_is_clamped_from_below(script):
         policies.network[-1].bias[:, :, 0] = 22.0  # action 0 is almost certain
         policies.network[-1].weight.mul_(5)
     transitions = random_transitions(UNEQUAL, batch=50)
-    found, clamped = script.log_pi(policies, transitions), 0
+    found, clamped = script.log_pi(policies(transitions.obs), transitions.actions), 0
     assert not found.requires_grad
     for i, number in enumerate(UNEQUAL.num_actions):
         for b in range(50):

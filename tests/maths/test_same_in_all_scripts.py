@@ -9,6 +9,7 @@ import torch
 
 from tests.maths.helpers import (
     UNEQUAL,
+    cloning,
     expert,
     madaac,
     magail,
@@ -44,11 +45,17 @@ def policies(script):
         parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
     log_probs = network(random_transitions(UNEQUAL).obs.float()).log_softmax(-1)
     torch.manual_seed(1)
-    actions = script.sample(log_probs.detach())
-    chosen = script.gather_actions(log_probs, actions)
-    chosen.sum().backward()
+    return [log_probs, script.sample(log_probs.detach()), *gradients(network, log_probs)]
+
+
+def chosen_actions_and_clipping(script):
+    network, (obs, actions, _) = script.Policies(UNEQUAL, 16).double(), random_transitions(UNEQUAL)
+    for parameter in network.parameters():
+        parameter.data.fill_(0.1)
+    chosen = script.gather_actions(network(obs).log_softmax(-1), actions)
+    chosen.square().sum().backward()
     norms = script.clip_each_agent(network, 0.1)
-    return [log_probs, actions, chosen, norms, *(parameter.grad for parameter in network.parameters())]
+    return [chosen, norms, *(parameter.grad for parameter in network.parameters())]
 
 
 def maac_networks(script):
@@ -69,7 +76,7 @@ def maac_losses(script):
     args, batch, critic = small_args(script), random_batch(script, UNEQUAL), PlainCritic()
     network, target = (script.Policies(UNEQUAL, 16).double() for _ in range(2))
     loss, metrics = critic_loss(script, batch, critic, critic, target, args)
-    own_loss, own_metrics = script.policy_loss(batch.obs, network, critic, args)
+    own_loss, own_metrics = script.policy_loss(batch.obs, network(batch.obs), network.has_action, critic, args)
     script.soft_update(target, network, 0.3)
     logged = metrics | own_metrics
     names = ("critic", "q_mean", "q_abs_max", "attention_entropy", "policy", "policy_entropy", "advantage_std")
@@ -94,7 +101,8 @@ def discriminators(script):
 
 def discriminator_loss(script):
     loss, metrics = script.discriminator_loss(*torch.randn(2, 3, 20), small_args(script, disc_entropy=0.2))
-    return [loss, *(metrics[name] for name in sorted(metrics))]
+    names = ("loss", "entropy", "accuracy_learner", "accuracy_expert")
+    return [loss, *(metrics[f"discriminator/{name}"] for name in names)]
 
 
 def memory(script):
@@ -119,8 +127,9 @@ def mack_updates(script):
 @pytest.mark.parametrize(
     "compute, first, others",
     [
-        (stacked_layers, madaac, [expert, mairl, magail]),
-        (policies, madaac, [expert, mairl, magail]),
+        (stacked_layers, madaac, [expert, mairl, magail, cloning]),
+        (policies, madaac, [expert, mairl, magail, cloning]),
+        (chosen_actions_and_clipping, madaac, [expert, mairl, magail]),
         (maac_networks, madaac, [expert]),
         (maac_losses, madaac, [expert]),
         (replay_buffer, madaac, [expert]),

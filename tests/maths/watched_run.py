@@ -26,8 +26,8 @@ def run_iterations(script, args, iterations: int, monkeypatch, every_iteration=l
             runs.append(self)
             self.initial = copy.deepcopy({k: part for k, part in self.parts.items() if k not in ("buffer", "memory")})
 
-        def steps(self, size: int):
-            for k, step in enumerate(super().steps(size)):
+        def steps(self, *size: int):
+            for k, step in enumerate(super().steps(*size)):
                 if k == iterations:
                     self.writer.close()
                     raise Enough
