@@ -265,6 +265,10 @@ class KFAC:
     def __init__(self, layers: list[StackedLinear], lr: float, kl_clip: float):
         self.layers, self.lr, self.kl_clip, self.steps = layers, lr, kl_clip, 0
         self.factors, self.eigen = [], []  # per layer: [A, G], and [d_A, Q_A, d_G, Q_G]
+        for agents, size_in, size_out in (layer.weight.shape for layer in layers):
+            a, g = (layers[0].weight.new_zeros(agents, size, size) for size in (size_in, size_out))
+            self.factors.append([a, g])
+            self.eigen.append([a[:, 0].clone(), a.clone(), g[:, 0].clone(), g.clone()])
         self.parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
 
@@ -276,11 +280,8 @@ class KFAC:
             example_gradient = batch * gradient  # undoes the mean: the gradient of each example
             a = inputs.transpose(1, 2) @ inputs / batch  # [agents, in, in]
             g = example_gradient.transpose(1, 2) @ example_gradient / batch  # [agents, out, out]
-            if len(self.factors) == k:  # the first time
-                self.factors.append([a, g])
-            else:
-                for factor, new in zip(self.factors[k], (a, g)):
-                    factor.lerp_(new, 1 - self.decay)
+            for factor, new in zip(self.factors[k], (a, g)):
+                factor.lerp_(new, 1 - self.decay if self.steps else 1.0)
 
     @torch.no_grad()
     def step(self) -> torch.Tensor:

@@ -94,8 +94,9 @@ from env_utils import RecordEpisodes, make_envs, play_episodes, task_name
 from madaac_utils.configuration import total_timesteps
 from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, describe_training, record_expert, training_of
 from madaac_utils.files import UserError, exit_on_user_error, require_writable, write_json
+from madaac_utils.networks import task_header
 from madaac_utils.paper import paper_episodes
-from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors
+from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors, require_same_policy
 from madaac_utils.run import Run
 from madaac_utils.video import write_video
 
@@ -340,12 +341,12 @@ def soft_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 
-def record_only(args: Args, envs) -> None:
+def record_only(run: Run, envs) -> None:
     """Record a policy that was trained before."""
-    path = Path(args.record_only)
+    args, path = run.args, Path(run.args.record_only)
     path = path / "policy.safetensors" if path.is_dir() else path
     policy = load_policy(path, envs)
-    record_expert(policy, envs, args, training_of(path, envs.episode_length))
+    record_expert(policy, envs, args, training_of(path, envs.episode_length), run.script)
     if args.capture_video:
         folder = Path(args.experts) / task_name(args.env_id)
         write_video(folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
@@ -362,7 +363,7 @@ def main(args: Args) -> None:
     if (expert_folder / "card.json").is_file():
         print(f"the expert in {expert_folder} will be replaced at the end (--experts names another place)")
     if args.record_only:
-        record_only(args, envs)
+        record_only(run, envs)
         return
     args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
     if len(envs.agents) < 2:
@@ -449,12 +450,11 @@ def main(args: Args) -> None:
         # Evaluate the greedy policy, always on the same episodes, and keep the best.
         if run.due(args.eval_every) or step >= args.total_timesteps:
             tensors, header = policy_tensors(policies, obs_stats)
-            names = ("agents", "obs_sizes", "num_actions")
-            sizes = {name: np.asarray(getattr(envs, name)).tolist() for name in names}
-            greedy = SavedPolicy(tensors, header | sizes, "the policy").greedy
-            scores = play_episodes(args.env_id, greedy, args.selection_episodes, SELECTION_SEED).mean(0)
-            for agent, value in [*zip(envs.agents, scores), ("mean", scores.mean())]:
-                run.writer.add_scalar(f"eval/greedy_return-{agent}", value, step)
+            policy = SavedPolicy(tensors, header | task_header(envs), "the policy")
+            require_same_policy(policy, policies, envs, obs_stats)
+            scores = play_episodes(args.env_id, policy.greedy, args.selection_episodes, SELECTION_SEED).mean(0)
+            by_agent = [*zip(envs.agents, scores), ("mean", scores.mean())]
+            run.add_scalars({f"eval/greedy_return-{agent}": value for agent, value in by_agent}, step)
             if scores.mean() > kept.score or not keep_best:
                 kept.score, kept.step, kept.tensors, kept.header = float(scores.mean()), step, tensors, header
                 run.save_policy(tensors, header)
@@ -465,7 +465,7 @@ def main(args: Args) -> None:
     run.writer.close()
     policy = load_policy(run.folder / "policy.safetensors", envs)
     training = describe_training(run.folder, kept, run.step, run.seconds, envs.episode_length)
-    scores = record_expert(policy, envs, args, training)
+    scores = record_expert(policy, envs, args, training, run.script)
     if args.capture_video:
         write_video(run.folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
     summary = {"script": run.script.name, "env_id": args.env_id, "scores": scores, "training": training}

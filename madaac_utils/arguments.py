@@ -26,7 +26,7 @@ class ExperimentArgs:
     resume_changed: bool = False
     """continue the run although the script has changed since"""
     save_every: int = 300
-    """seconds between checkpoints, at least"""
+    """seconds between checkpoints, at least; 0: one after every iteration"""
     log_every: int = 10_000
     """environment steps between TensorBoard points, at most"""
     eval_episodes: int = 500

@@ -17,7 +17,10 @@ except ImportError:  # Windows: two processes on one run folder are not noticed 
 
 def lock(folder: Path):
     """Refuse a second process on the same run folder, and remove what a killed process left half written."""
-    file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the process ends)
+    try:
+        file = open(folder / ".lock", "w")  # noqa: SIM115 (held until the process ends)
+    except OSError as error:
+        raise UserError(f"cannot write into {folder}: {error.strerror}") from None
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,8 +44,11 @@ def save_checkpoint(folder: Path, state: dict) -> None:
             os.replace(path, folder / "checkpoint_previous.pt")
 
 
-def load_checkpoint(folder: Path) -> dict:
-    """The newest checkpoint that is undamaged, by the checksums that torch writes for every tensor."""
+def load_checkpoint(folder: Path, repair: bool = False) -> dict:
+    """The newest checkpoint that is undamaged, by the checksums that torch writes for every tensor.
+
+    With `repair`, it takes the place of a damaged newer one, which would otherwise become the previous checkpoint.
+    """
     paths = [path for name in ("checkpoint", "checkpoint_previous") if (path := folder / f"{name}.pt").is_file()]
     if not paths:
         raise UserError(f"cannot resume {folder}: there is no checkpoint.pt")
@@ -54,10 +60,48 @@ def load_checkpoint(folder: Path) -> dict:
             state = torch.load(path, weights_only=True, map_location="cpu")
             if not isinstance(state, dict):
                 raise ValueError("it holds no dictionary")
+            if repair:
+                os.replace(path, folder / "checkpoint.pt")
             return state
         except Exception as error:  # torch and zipfile raise many kinds of errors for damaged files
             print(f"warning: {path} is damaged and is not used ({type(error).__name__}: {error})".split("\n")[0])
     raise UserError(f"cannot resume {folder}: no checkpoint is readable")
+
+
+def require_like(expected, found, name: str) -> None:
+    """Raise a ValueError unless a saved state has the types and shapes of the present one.
+
+    What is empty now, such as a buffer or the moments of an optimizer before its first step, may have any size.
+    """
+    if isinstance(expected, dict) and isinstance(found, dict):
+        if expected and expected.keys() != found.keys():
+            raise ValueError(f"{name} has the entries {sorted(map(str, found))}, expected {sorted(map(str, expected))}")
+        for key, value in expected.items():
+            require_like(value, found[key], f"{name}.{key}")
+    elif isinstance(expected, list) and isinstance(found, list):
+        if expected and len(expected) != len(found):
+            raise ValueError(f"{name} has {len(found)} entries, expected {len(expected)}")
+        for number, value in enumerate(expected):
+            require_like(value, found[number], f"{name}.{number}")
+    elif torch.is_tensor(expected) and torch.is_tensor(found):
+        same_shape = expected.shape == found.shape if expected.numel() else expected.ndim == found.ndim
+        if expected.dtype != found.dtype or not same_shape:
+            kinds = [f"{part.dtype} {list(part.shape)}" for part in (found, expected)]
+            raise ValueError(f"{name} is {kinds[0]}, expected {kinds[1]}")
+    elif type(expected) is not type(found):
+        raise ValueError(f"{name} is {type(found).__name__}, expected {type(expected).__name__}")
+    elif isinstance(found, int) and not 0 <= found < 2**62:
+        raise ValueError(f"{name} is {found}")
+
+
+def require_optimizer_fits(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Raise a ValueError unless the moments of a restored optimizer fit its parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = {frozenset(optimizer.state.get(parameter, ())) for parameter in parameters}
+    for parameter in parameters:
+        for value in optimizer.state.get(parameter, {}).values():
+            if not torch.is_tensor(value) or value.shape not in (parameter.shape, ()) or len(names) > 1:
+                raise ValueError(f"{name} does not fit its parameters")
 
 
 def to_tensors(state):

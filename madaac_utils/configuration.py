@@ -4,8 +4,10 @@ import importlib.util
 import math
 import os
 import sys
+import typing
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -15,7 +17,7 @@ from madaac_utils.files import UserError, read_json, sha256
 
 # Arguments that a resumed run takes from the command line and not from its config.json
 OF_THE_COMMAND = {"resume", "resume_changed", "runs", "torch_threads", "save_every", "track", "capture_video"}
-OF_THE_COMMAND |= {"eval_episodes", "experts"}
+OF_THE_COMMAND |= {"experts"}
 PATHS = {"demos", "run"}  # of files that may have moved; their hashes are compared
 
 
@@ -32,7 +34,8 @@ def check_args(args) -> None:
             if hasattr(args, name) and not holds(getattr(args, name)):
                 raise UserError(f"{flag(name)} must be {expected}, got {getattr(args, name)}")
 
-    require("seed torch_threads total_timesteps save_every disc_memory", lambda x: x >= 0, "at least 0")
+    require("seed", lambda x: 0 <= x < 2**32, "from 0 to 4294967295")
+    require("torch_threads total_timesteps num_envs save_every disc_memory", lambda x: x >= 0, "at least 0")
     require("num_steps hidden_size attention_heads n_demos log_every", lambda x: x >= 1, "at least 1")
     require("buffer_size batch_size learning_starts update_period updates_per_period", lambda x: x >= 1, "at least 1")
     require(
@@ -79,27 +82,34 @@ def resumed_args(folder: Path, given, script: Path, budget: str):
         )
     saved = config.get("args")
     names = {field.name for field in fields(given)}
-    if not isinstance(saved, dict) or not names >= saved.keys():
+    if not isinstance(saved, dict) or names != saved.keys():
         raise UserError(f"{folder}/config.json does not have the arguments of this version of {script.name}")
     words = {word.split("=")[0].removeprefix("--").replace("-", "_") for word in sys.argv[1:] if word[:2] == "--"}
     typed = words | {word.removeprefix("no_") for word in words - names}  # --no-capture-video
-    args = type(given)(**asdict(given))
+    args, hints = type(given)(**asdict(given)), typing.get_type_hints(type(given))
     for field in fields(given):
         name, wanted = field.name, getattr(given, field.name)
-        if name in OF_THE_COMMAND or name not in saved:
+        if name in OF_THE_COMMAND:
             continue
         was = math.inf if saved[name] is None and isinstance(field.default, float) else saved[name]
-        if type(was) is not type(field.default) and not (type(was) is int and isinstance(field.default, float)):
+        fits = type(was) is type(field.default) or (type(was) is int and isinstance(field.default, float))
+        if not fits or "\0" in str(was):
             raise UserError(f"{folder}/config.json: {name} must be a {type(field.default).__name__}, found {was!r}")
+        if typing.get_origin(hints[name]) is Literal and was not in typing.get_args(hints[name]):
+            raise UserError(
+                f"{folder}/config.json: {name} must be one of {typing.get_args(hints[name])}, found {was!r}"
+            )
         setattr(args, name, was)
         if name not in typed or wanted == was or (name == "env_id" and task_name(wanted) == task_name(was)):
             continue
-        if name == budget or (name in PATHS and was):
+        if name in (budget, "eval_episodes") or (name in PATHS and was):
             setattr(args, name, wanted or was)
         else:
             raise UserError(f"{folder} was started with {flag(name)} {was}, so it cannot be resumed with {wanted}")
     if getattr(args, budget) != saved[budget] and getattr(args, "anneal_lr", False):
         raise UserError(f"{folder} anneals its step sizes over its budget, so {flag(budget)} cannot change")
+    if "experts" in names and "experts" not in typed and saved["experts"] != given.experts:
+        raise UserError(f"{folder} was started with --experts {saved['experts']}: name it again, or another place")
     if saved.get("torch_threads") != given.torch_threads:
         print("note: the number of threads differs from that of the run; results may differ in their last digits")
     if "env_id" not in typed and args.env_id:

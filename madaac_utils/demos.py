@@ -4,7 +4,9 @@
 docs/demonstrations.md describes the format of demos.npz, which any file of your own can follow.
 """
 
+import contextlib
 import json
+import math
 import os
 import zipfile
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from madaac_utils.files import EXPERTS, FORMAT_VERSION, UserError, read_json, sh
 from madaac_utils.scores import Reference, mean_and_interval
 
 RANDOM_SEED = 20_000_003  # of the episodes of random play
-MAX_BYTES = 2**31  # of the arrays of a file
+MAX_BYTES = 2**29  # of the arrays of a file; about 18,000 demonstrations of rover_tower_16
 
 
 class Transitions(NamedTuple):
@@ -132,15 +134,21 @@ def load_demos(env_id_or_path: str | Path, envs=None) -> Demos:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of the format; other members of the file are not read."""
+    """The arrays of the format. Other members of the file are not read, and sizes are checked before reading."""
     try:
         with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
-            wanted = {"metadata", "actions", "rewards", "lengths"}
-            names = [name for name in file.files if name in wanted or name.startswith("obs_")]
-            size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
-            if size > MAX_BYTES:
-                raise UserError(f"{path} holds {size / 2**30:.1f} GiB; at most {MAX_BYTES / 2**30:.0f} are read")
-            return {name: file[name] for name in names}
+
+            def read(names: list[str], limit: int) -> dict[str, np.ndarray]:
+                names = [name for name in names if name in file.files]
+                size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
+                if size > limit:
+                    raise UserError(f"{path}: {', '.join(names)} take {size:,} bytes; at most {limit:,} are read")
+                return {name: file[name] for name in names}
+
+            arrays, names = read(["metadata"], 2**20), ["actions", "rewards", "lengths"]
+            with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):  # parse_demos says what is wrong
+                names += [f"obs_{agent}" for agent in json.loads(str(arrays["metadata"]))["agents"]]
+            return arrays | read(names, MAX_BYTES)
     except UserError:
         raise
     except Exception as error:  # NumPy and zipfile raise many kinds of errors for foreign or damaged files
@@ -190,7 +198,9 @@ def parse_demos(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
         require(bool(np.isfinite(arrays[name]).all()), f"{name} contains NaN or infinity")
 
     obs_sizes = np.array([arrays[f"obs_{agent}"].shape[2] for agent in agents])
-    obs = np.zeros((episodes, steps + 1, len(agents), int(obs_sizes.max())), dtype=np.float32)
+    shape = (episodes, steps + 1, len(agents), int(obs_sizes.max()))
+    require(math.prod(shape) * 4 <= 2 * MAX_BYTES, f"observations of {shape} numbers are too many")
+    obs = np.zeros(shape, dtype=np.float32)
     for i, agent in enumerate(agents):
         obs[:, :, i, : obs_sizes[i]] = arrays[f"obs_{agent}"]
     return Demos(env_id, agents, obs_sizes, obs, actions.astype(np.int64), arrays["rewards"], lengths, metadata)

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from env_utils import play_episodes, random_actions, record_episodes, task_name
 from madaac_utils.checkpoints import load_checkpoint
@@ -29,6 +30,8 @@ class Kept:
         return vars(self)
 
     def load_state_dict(self, state: dict) -> None:
+        if not all(torch.is_tensor(tensor) for tensor in state["tensors"].values()):
+            raise ValueError("the policy that was kept does not consist of tensors")
         vars(self).update(state)
 
 
@@ -47,7 +50,7 @@ def describe_training(folder: Path, kept: Kept, step: int, seconds: float, episo
     return {
         "script": config["script"],
         "args": {name: value for name, value in config["args"].items() if name not in others},
-        "commit": config["commit"],
+        "commit": config.get("commit"),
         "kept_at_step": kept.step,
         "steps": step,
         "episodes": step // episode_length,
@@ -69,7 +72,7 @@ def training_of(path: Path, episode_length: int) -> dict | None:
     return describe_training(path.parent, kept, state["step"], state["seconds"], episode_length)
 
 
-def record_expert(policy: SavedPolicy, envs, args, training: dict | None) -> dict:
+def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script: Path) -> dict:
     """Score the expert and random play on fresh episodes; write the policy, its demonstrations and the card."""
     folder, agents = Path(args.experts) / task_name(args.env_id), list(envs.agents)
     episodes = record_episodes(args.env_id, policy.greedy, args.eval_episodes, RECORDING_SEED)
@@ -86,7 +89,7 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None) -> dic
         *by_agent, over_agents[who] = [{"mean": float(m), "interval_95": float(h)} for m, h in columns.T]
         scores[who] = dict(zip(agents, by_agent))
     metadata = {
-        "made_by": "train_expert_maac.py, the most probable action of each agent",
+        "made_by": f"{script.name}, the most probable action of each agent",
         "episodes_played": args.eval_episodes,
     }
     save_policy(folder / "policy.safetensors", policy.tensors, policy.header, envs)
@@ -100,7 +103,7 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None) -> dic
         "mean_over_agents": over_agents,
         "training": training,
         "versions": versions(),
-        "commit": commit(Path("train_expert_maac.py")),
+        "commit": commit(script),
         "sha256": {name: sha256(folder / name) for name in ("policy.safetensors", "demos.npz")},
     }
     write_json(folder / "card.json", card)

@@ -31,6 +31,9 @@ def exit_on_user_error():
     except (UserError, TaskError, Diverged) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1 if isinstance(error, Diverged) else 2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the output was piped into a program that has ended, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

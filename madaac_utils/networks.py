@@ -5,6 +5,7 @@ one layer per agent with weight [agents, in, out] and bias [agents, 1, out]. Its
 weight_1, ... and the header lists the layers.
 """
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
     for module in network:
         name = type(module).__name__
         parameters = dict(module.named_parameters())
-        if parameters.keys() == {"weight", "bias"} and name != "LayerNorm":
+        if parameters.keys() == {"weight", "bias"} and parameters["weight"].ndim > 1:  # not a normalisation
             number = len(tensors) // 2
             tensors |= {f"{kind}_{number}": tensor.detach().cpu().clone() for kind, tensor in parameters.items()}
             layers.append(["linear"])
@@ -65,7 +66,7 @@ class SavedNetwork:
                     raise UserError(f"{origin} has no {missing}, which its description names") from None
                 self.steps.append((weight, bias))
                 number += 1
-            elif kind in ACTIVATIONS and len(values) == len(ACTIVATIONS[kind]):
+            elif isinstance(kind, str) and kind in ACTIVATIONS and len(values) == len(ACTIVATIONS[kind]):
                 try:
                     self.steps.append(getattr(nn, kind)(*values))
                     self.steps[-1](torch.zeros(1))
@@ -101,18 +102,30 @@ class SavedNetwork:
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, envs) -> None:
     """Write a safetensors file whose header also says which task, agents and sizes it is for."""
-    header = {
-        **header,
+    header = header | task_header(envs)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header["sha256"] = digest(tensors, header)
+    with writing(path) as temporary:
+        # One entry of metadata: safetensors would write several in any order, and equal networks are equal files.
+        temporary.write_bytes(safetensors_bytes(tensors, {"header": json.dumps(header)}))
+
+
+def digest(tensors: dict[str, torch.Tensor], header: dict) -> str:
+    """A checksum of a header and its tensors."""
+    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        found.update(name.encode() + tensors[name].numpy().tobytes())
+    return found.hexdigest()
+
+
+def task_header(envs) -> dict:
+    return {
         "format_version": FORMAT_VERSION,
         "env_id": envs.env_id,
         "agents": list(envs.agents),
         "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
         "num_actions": np.asarray(envs.num_actions).tolist(),
     }
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with writing(path) as temporary:
-        # One entry of metadata: safetensors would write several in any order, and equal networks are equal files.
-        temporary.write_bytes(safetensors_bytes(tensors, {"header": json.dumps(header)}))
 
 
 def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str, torch.Tensor], dict]:
@@ -127,12 +140,16 @@ def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str,
         raise UserError(f"{path} is not a readable {what} ({error})") from None
     if not isinstance(header, dict) or header.get("kind") != kind or header.get("format_version") != FORMAT_VERSION:
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
+    if "sha256" in header and header.pop("sha256") != digest(tensors, header):  # older files do not have it
+        raise UserError(f"{path} is damaged: its checksum is wrong")
     counts = [header.get("obs_sizes"), header.get("num_actions")]
     agents = header.get("agents")
     named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
     sized = (
         all(
-            isinstance(count, list) and len(count) == len(agents) and all(type(n) is int and n > 0 for n in count)
+            isinstance(count, list)
+            and len(count) == len(agents)
+            and all(type(n) is int and 0 < n < 2**31 for n in count)
             for count in counts
         )
         if named

@@ -22,12 +22,9 @@ class SavedPolicy:
         self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors, origin)
         agents, widest = len(header["agents"]), max(header["obs_sizes"])
         self.network.require_shapes(agents, widest, max(header["num_actions"]), stacked=True, origin=origin)
-        for name in ("obs_mean", "obs_var"):
-            if ("obs_mean" in tensors or name in tensors) and tensors.get(name, torch.empty(0)).shape != (
-                agents,
-                widest,
-            ):
-                raise UserError(f"{origin}: {name} must have shape {(agents, widest)}")
+        moments = [tensors[name] for name in ("obs_mean", "obs_var") if name in tensors]
+        if moments and ([x.shape for x in moments] != 2 * [(agents, widest)] or (moments[-1] < 0).any()):
+            raise UserError(f"{origin}: obs_mean and obs_var must be means and variances [{agents}, {widest}]")
         self.missing = torch.arange(max(header["num_actions"])) >= torch.tensor(header["num_actions"])[:, None, None]
 
     @torch.no_grad()

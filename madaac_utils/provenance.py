@@ -54,8 +54,8 @@ def commit(script: Path) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        changed += git("status", "--porcelain", "--untracked-files=all", "--", str(script))
+        changed = git("status", "--porcelain", "--untracked-files=no") or not script.is_relative_to(ROOT)
+        changed = changed or git("status", "--porcelain", "--untracked-files=all", "--", str(script))
         return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

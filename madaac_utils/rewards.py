@@ -35,10 +35,9 @@ class LearnedReward:
         self.joint, self.sees_actions = header.get("joint"), header.get("sees_actions")
         if not isinstance(self.joint, bool) or not isinstance(self.sees_actions, bool):
             raise UserError(f"{origin}: its header must say whether the reward is joint and whether it sees actions")
-        if header.get("form") not in REWARD_FORMS:
-            raise UserError(
-                f"{origin}: unknown form of reward {header.get('form')!r}; known: {', '.join(REWARD_FORMS)}"
-            )
+        form = header.get("form")
+        if not isinstance(form, str) or form not in REWARD_FORMS:
+            raise UserError(f"{origin}: unknown form of reward {form!r}; known: {', '.join(REWARD_FORMS)}")
         self.num_actions, self.widest_action = torch.tensor(header["num_actions"]), max(header["num_actions"])
         self.widest_obs = max(header["obs_sizes"])
         size, agents = self.widest_obs + self.sees_actions * self.widest_action, len(self.agents)
@@ -63,12 +62,15 @@ class LearnedReward:
         return REWARD_FORMS[self.header["form"]](x).numpy()
 
 
-def save_reward(path: Path, discriminators, envs) -> None:
-    """Save what a script's discriminators pay: `reward_network`, `reward_form`, `joint` and `sees_actions`."""
+def reward_tensors(discriminators) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors and header of what discriminators pay: `reward_network`, `reward_form`, `joint` and `sees_actions`."""
     layers, tensors = describe(discriminators.reward_network)
     header = {"kind": "reward", "layers": layers, "form": discriminators.reward_form}
-    header |= {"joint": discriminators.joint, "sees_actions": discriminators.sees_actions}
-    save_tensors(path, tensors, header, envs)
+    return tensors, header | {"joint": discriminators.joint, "sees_actions": discriminators.sees_actions}
+
+
+def save_reward(path: Path, discriminators, envs) -> None:
+    save_tensors(path, *reward_tensors(discriminators), envs)
 
 
 def learned_reward(run: str | Path, envs=None) -> LearnedReward:

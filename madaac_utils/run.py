@@ -14,6 +14,7 @@ import math
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, fields
@@ -25,15 +26,30 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from env_utils import RecordEpisodes
-from madaac_utils.checkpoints import load_checkpoint, lock, save_checkpoint, to_arrays, to_tensors
+from madaac_utils.checkpoints import (
+    load_checkpoint,
+    lock,
+    require_like,
+    require_optimizer_fits,
+    save_checkpoint,
+    to_arrays,
+    to_tensors,
+)
 from madaac_utils.configuration import PATHS, check_args, flag, resumed_args
 from madaac_utils.evaluation import evaluate, score_table
-from madaac_utils.files import Diverged, UserError, read_json, write_json
-from madaac_utils.policies import load_policy, policy_tensors, require_same_policy, save_policy
-from madaac_utils.provenance import make_run_folder
-from madaac_utils.rewards import learned_reward, require_same_reward, save_reward
+from madaac_utils.files import Diverged, UserError, read_json, sha256, write_json
+from madaac_utils.networks import task_header
+from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors, require_same_policy, save_policy
+from madaac_utils.provenance import commit, make_run_folder
+from madaac_utils.rewards import LearnedReward, learned_reward, require_same_reward, reward_tensors, save_reward
 from madaac_utils.scores import Reference, mean_nss
 from madaac_utils.video import require_can_draw, write_video
+
+
+def _let_flush_report(failure) -> None:
+    """TensorBoard writes in a thread of its own. Its errors are raised again by flush(), so they are not printed."""
+    if not issubclass(failure.exc_type, OSError):
+        threading.__excepthook__(failure)
 
 
 class Run:
@@ -41,7 +57,7 @@ class Run:
         """`budget` names the argument that says how long to train; other budgets do not count environment steps."""
         self.script, self.args, self.folder, self.budget = Path(script).resolve(), args, None, budget
         self.step = self.previous = 0
-        self.seconds_before, self.started = 0.0, time.time()
+        self.seconds_before, self.started, self.bar = 0.0, time.time(), tqdm(disable=True)
         if args.resume:
             self.folder = Path(args.resume)
             self.args = resumed_args(self.folder, args, self.script, budget)
@@ -71,7 +87,7 @@ class Run:
         self.envs, self.references, self.parts, self.saves_policy = envs, references, parts, saves_policy
         if self.args.capture_video:
             require_can_draw(envs.envs)
-        policy_tensors(parts["policies"])  # raises an error now if the network cannot be described in a file
+        self._require_describable()
         self.log_every = max(1, min(self.args.log_every, self.total // 50))
         if self.args.resume:
             self.lock = lock(self.folder)
@@ -90,10 +106,23 @@ class Run:
                 sync_tensorboard=True,
                 dir=self.folder,
             )
-        self.writer = SummaryWriter(str(self.folder), purge_step=self.step + 1 if self.args.resume else None)
+        try:
+            self.writer = SummaryWriter(str(self.folder), purge_step=self.step + 1 if self.args.resume else None)
+        except OSError as error:
+            raise UserError(f"cannot write TensorBoard events to {self.folder}: {error.strerror}") from None
+        threading.excepthook = _let_flush_report
         self.interrupted = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
+
+    def _require_describable(self) -> None:
+        """Raise an error now if the files could not hold what the networks compute."""
+        header = task_header(self.envs)
+        tensors, layers = policy_tensors(self.parts["policies"])
+        require_same_policy(SavedPolicy(tensors, header | layers, "the policy"), self.parts["policies"], self.envs)
+        if discriminators := self.parts.get("discriminators"):
+            tensors, layers = reward_tensors(discriminators)
+            require_same_reward(LearnedReward(tensors, header | layers, "the reward"), discriminators, self.envs)
 
     # The loop
 
@@ -114,7 +143,7 @@ class Run:
         last_line = self.started
         quiet = not sys.stderr.isatty()
         bar = tqdm(total=total, initial=self.step, unit="step", unit_scale=True, desc=self.args.env_id, disable=quiet)
-        self.status = ""
+        self.bar, self.status = bar, ""
         while self.step < total:
             self.previous, self.step = self.step, self.step + size
             yield self.step
@@ -126,19 +155,23 @@ class Run:
                 left = (total - self.step) / rate / 60
                 print(f"step {self.step:,} of {total:,}, {left:.0f} minutes left, {self.status}", flush=True)
             finished = self.step >= total
-            # Saving takes less than 2 % of the time, however large the buffer is.
-            if finished or self.interrupted or now - self.saved_at > max(self.args.save_every, 50 * self.save_seconds):
-                try:
-                    self.save()
-                except (UserError, Diverged):
-                    bar.close()
-                    raise
+            # Saving takes less than 2 % of the time, however large the buffer is, unless --save-every is 0.
+            wait = max(self.args.save_every, 50 * self.save_seconds) if self.args.save_every else 0
+            if finished or self.interrupted or now - self.saved_at > wait:
+                self.save()
             if self.interrupted and not finished:
                 bar.close()
-                command = f"python {shlex.quote(self.script.name)} --resume {shlex.quote(str(self.folder))}"
-                print(f"stopped at step {self.step}; continue with: {command}", file=sys.stderr)
+                print(f"stopped at step {self.step}; continue with: {self._resume_command()}", file=sys.stderr)
                 sys.exit(130)
         bar.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # everything is saved
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _resume_command(self) -> str:
+        words = ["python", self.script.name, "--resume", str(self.folder)]
+        if hasattr(self.args, "experts"):  # a run does not choose where files go
+            words += ["--experts", self.args.experts]
+        return shlex.join(words)
 
     def due(self, period: int) -> int:
         """How many multiples of `period` the current iteration has reached."""
@@ -157,7 +190,7 @@ class Run:
         values = {name: float(value) for name, value in metrics.items()}
         for name, value in values.items():
             if not math.isfinite(value):
-                raise Diverged(f"{name} is {value} at step {self.step}; {self._last_checkpoint()}")
+                raise self._diverged(f"{name} is {value}")
         seconds = time.time() - self.started
         values |= {f"charts/episodic_return-{agent}": value for agent, value in zip(self.envs.agents, returns)}
         values["charts/SPS"] = (self.step - self.first_step) / seconds
@@ -177,13 +210,18 @@ class Run:
             if name in values:
                 status.append(f"{label} {values[name]:.2f}")
         self.status = ", ".join(status)
+        self.add_scalars(values, self.step)
+
+    def add_scalars(self, values: dict[str, float], step: int) -> None:
+        """Write points to TensorBoard. If the disk is full, save a checkpoint as far as possible and end the run."""
         try:
             for name, value in values.items():
-                self.writer.add_scalar(name, value, self.step)
+                self.writer.add_scalar(name, value, step)
             self.writer.flush()
         except OSError as error:
             with contextlib.suppress(UserError):
                 self.save()
+            self.bar.close()
             raise UserError(f"cannot write TensorBoard events to {self.folder}: {error.strerror or error}") from None
 
     def _interrupt(self, *_) -> None:
@@ -196,55 +234,84 @@ class Run:
 
     def save(self) -> None:
         """Write checkpoint.pt and keep the one before it; also the policy and the reward as they are now."""
-        for name, part in self.parts.items():
-            tensors = part.state_dict().values() if isinstance(part, nn.Module) else ()
-            if not all(tensor.isfinite().all() for tensor in tensors):
-                raise Diverged(
-                    f"{name} contains numbers that are not finite at step {self.step}; {self._last_checkpoint()}"
-                )
+        if name := self._not_finite():
+            raise self._diverged(f"{name} contains numbers that are not finite")
         started = time.time()
-        state = {
+        state = self._state()
+        state["rng"] = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+        try:
+            save_checkpoint(self.folder, state)
+            self._save_networks()
+        except UserError:
+            self.bar.close()
+            raise
+        self.saved_at = time.time()
+        self.save_seconds = self.saved_at - started
+
+    def _state(self) -> dict:
+        """All that a checkpoint holds but the state of the random generators."""
+        return {
             "step": self.step,
             "seconds": self.seconds,
             "envs": to_tensors(self.envs.state_dict()),
-            "rng": [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])],
             "parts": {name: to_tensors(part.state_dict()) for name, part in self.parts.items()},
         }
-        save_checkpoint(self.folder, state)
+
+    def _save_networks(self) -> None:
         if self.saves_policy:
             self.save_policy(*policy_tensors(self.parts["policies"]))
         if "discriminators" in self.parts:
             save_reward(self.folder / "reward.safetensors", self.parts["discriminators"], self.envs)
-        self.saved_at = time.time()
-        self.save_seconds = self.saved_at - started
 
     def save_policy(self, tensors: dict[str, torch.Tensor], header: dict) -> None:
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise self._diverged("the policy contains numbers that are not finite")
         save_policy(self.folder / "policy.safetensors", tensors, header, self.envs)
 
-    def _last_checkpoint(self) -> str:
-        if (self.folder / "checkpoint.pt").is_file():
-            return f"the last good checkpoint is kept in {self.folder}"
-        return f"there is no checkpoint yet in {self.folder}"
+    def _not_finite(self) -> str | None:
+        """The name of a part with numbers that are not finite."""
+        modules = {name: part.state_dict() for name, part in self.parts.items() if isinstance(part, nn.Module)}
+        return next(
+            (name for name, state in modules.items() if not all(x.isfinite().all() for x in state.values())), None
+        )
+
+    def _diverged(self, what: str) -> Diverged:
+        self.bar.close()  # so that the message starts on its own line
+        saved = (self.folder / "checkpoint.pt").is_file()
+        kept = "the last good checkpoint is kept in" if saved else "there is no checkpoint yet in"
+        return Diverged(f"{what} at step {self.step}; {kept} {self.folder}")
 
     def _restore(self) -> None:
-        state = load_checkpoint(self.folder)
+        state = load_checkpoint(self.folder, repair=True)
         try:
-            self.step, self.seconds_before = int(state["step"]), float(state["seconds"])
+            rng = state.pop("rng")
+            require_like(self._state(), state, "checkpoint")
+            self.step, self.seconds_before = state["step"], state["seconds"]
             for name, part in self.parts.items():
                 part.load_state_dict(state["parts"][name])
+                if isinstance(part, torch.optim.Optimizer):
+                    require_optimizer_fits(part, name)
             self.envs.load_state_dict(to_arrays(state["envs"]))
-            torch.set_rng_state(state["rng"][0])
-            if len(state["rng"]) > 1:
-                torch.cuda.set_rng_state_all(state["rng"][1:])
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            first_line = str(error).strip().split("\n")[0]
-            raise UserError(f"the checkpoint in {self.folder} does not fit this script: {first_line}") from None
+            require_like(self._state()["parts"], state["parts"], "checkpoint")  # now with the sizes of buffers
+            torch.set_rng_state(rng[0])
+            if len(rng) > 1:
+                torch.cuda.set_rng_state_all(rng[1:])
+            if name := self._not_finite():
+                raise ValueError(f"{name} contains numbers that are not finite")
+        except Exception as error:  # whatever a file can contain
+            line = str(error).strip().split("\n")[0][:200]
+            raise UserError(f"the checkpoint in {self.folder} does not fit this script: {line}") from None
+        self._save_networks()  # those on disk may be older or newer than the checkpoint
         config = read_json(self.folder / "config.json", "the config of a run")
         ended = (self.folder / "summary.json").is_file()
         if self.total > self.step:
             (self.folder / "summary.json").unlink(missing_ok=True)
         elif ended:
             print(f"{self.folder} has ended and is evaluated again (a larger {flag(self.budget)} continues it)")
+        if config.get("script_sha256") != sha256(self.script):  # --resume-changed
+            before = {name: config.get(name) for name in ("script_sha256", "commit")}
+            config["changed"] = [*config.get("changed", []), {"step": self.step, **before}]
+            config |= {"script_sha256": sha256(self.script), "commit": commit(self.script)}
         write_json(self.folder / "config.json", config | {"args": asdict(self.args)})
 
     # The end
@@ -275,8 +342,8 @@ class Run:
                 "scores": {agent: {"mean": mean, "interval_95": half} for agent, mean, half in pairs},
                 "nss_by_agent": dict(zip(agents, scores["nss"])),
             }
-            if not (self.folder / "summary.json").is_file():
-                self.writer.add_scalar(f"eval/nss_{name}", scores["nss_mean"], self.step)
+        # One step behind the last one: a resumed run removes such points and writes its own.
+        self.add_scalars({f"eval/nss_{name}": scores["nss_mean"] for name, scores in found.items()}, self.step + 1)
         self.writer.close()
         print(f"\n{args.eval_episodes} fresh episodes each, 95 % intervals over episodes")
         print(score_table(agents, self.references, found))
