@@ -4,22 +4,22 @@
     python benchmarks/env_speed.py                                # every task at 1, 100 and 1000 copies
     python benchmarks/env_speed.py --env-ids simple_tag --num-envs 100 --json speed.json
 
-One step is one environment copy advanced by one joint action. Resets at the end of each episode of 25 steps
-are part of the measured time; drawing the uniformly random actions is not. Every library keeps to one core. A
-cell is the best of three rounds of `--seconds` each, and the libraries take turns within a round, so that
-other work on a shared machine slows all of them alike.
+One step is one copy of the environment advanced by one joint action. Resets at the end of each episode of 25 steps are
+part of the measured time; drawing the uniformly random actions is not. Every library uses one core. A cell is the best
+of three rounds of `--seconds` each. The libraries take turns within a round, so that other work on a shared machine
+slows all of them alike.
 
-- ours: one `step` call on the whole batch.
-- mpe2: it has no batch, so n copies are n objects stepped one after the other in a Python loop.
-- VMAS: one `step` call on the whole batch, a `reset` of the whole batch every 25 steps. Its agents choose
-  among nine directions, the others' among five actions; its simple_spread observes less; its simple_tag takes
-  ten substeps of physics a step.
-- JaxMARL: one jitted call a step on the whole batch, waited for only once, when the time is up. A learner
-  outside JAX gets less than that, for it has to wait for every observation.
-- JaxMARL scan: all 25 steps of an episode in one jitted call, as a learner written in JAX can have them.
+- ours: one `step` call for the whole batch.
+- mpe2: it has no batches, so n copies are n objects stepped one after the other in a Python loop.
+- VMAS: one `step` call for the whole batch, and one `reset` of the whole batch every 25 steps. Its agents choose among
+  nine directions, all others among five actions. Its simple_spread observes less, and its simple_tag computes ten
+  substeps of physics per step.
+- JaxMARL: one jitted call per step for the whole batch. The benchmark waits for the results only once, at the end. A
+  learner outside JAX is slower than that, because it has to wait for every observation.
+- JaxMARL scan: all 25 steps of an episode in one jitted call, which only a learner written in JAX can use.
 
-A library that is not installed shows as "not installed", one that raises as "failed", its error on stderr. A
-blank cell: the library has no such task. The table goes to stdout as Markdown.
+A library that is not installed shows as "not installed". One that raises an error shows as "failed", with the error on
+stderr. A cell is blank if the library has no such task. The table goes to stdout as Markdown.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
-# Libraries size their thread pools by these when they are first imported, hence before the imports below.
+# Libraries read these when they are first imported, so they are set before the imports below.
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1", JAX_PLATFORMS="cpu")
 os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -46,13 +46,14 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from env_utils import UserError, exit_on_user_error, make_envs, write_json
+from env_utils import make_envs
+from madaac_utils.files import UserError, exit_on_user_error, write_json
 from particle_envs import TASK_IDS, unknown_id_message
 
 EPISODE_LENGTH = 25
 ROUNDS = 3
 SEED = 0
-# The tasks that the peers have too, each with its version in mpe2 and JaxMARL; VMAS has no versions.
+# The tasks that the other libraries have too, with their versions in mpe2 and JaxMARL; VMAS has no versions.
 SHARED_TASKS = {
     "simple_tag": "v3",
     "simple_spread": "v3",
@@ -78,9 +79,9 @@ class Args:
 class Runner:
     """One library's environments, ready to be timed."""
 
-    advance: Callable[[], object]  # by one or more joint actions, with the resets that fall due
-    steps: int  # that one call of `advance` makes, all copies together
-    wait: Callable[[], object] = lambda: None  # until everything that `advance` has started is done
+    advance: Callable[[], object]  # takes one or more joint actions, and resets where episodes end
+    steps: int  # steps of all copies in one call of `advance`
+    wait: Callable[[], object] = lambda: None  # waits until everything that `advance` has started is done
 
 
 def our_runner(env_id: str, num_envs: int) -> Runner:
@@ -104,11 +105,11 @@ def mpe2_runner(env_id: str, num_envs: int) -> Runner:
         env.reset(seed=SEED + index)
     rng = np.random.default_rng(SEED)
     num_actions = {agent: copies[0].action_space(agent).n for agent in copies[0].agents}
-    # One random episode for all copies: a thousand of them would only crowd the processor's cache.
+    # One random episode for all copies: a thousand of them would only fill the processor's cache.
     episode = range(EPISODE_LENGTH)
     actions = [{agent: int(rng.integers(n)) for agent, n in num_actions.items()} for _ in episode]
-    # A thousand copies make only a few steps in the given time. Their first episodes are cut to different
-    # lengths, which spreads the resets, so that even a few steps hold their share of them.
+    # A thousand copies take only a few steps in the given time. Their first episodes have different lengths, so that
+    # even a few steps include their share of resets.
     steps_done = [index % EPISODE_LENGTH for index in range(num_envs)]
 
     def step_every_copy():
@@ -143,11 +144,11 @@ def vmas_runner(env_id: str, num_envs: int) -> Runner:
 def jaxmarl_runner(env_id: str, num_envs: int, scan: bool = False) -> Runner:
     import jax
 
-    # Its import prints, and sets sys.stdout back to sys.__stdout__ before it does; stdout is for the table.
+    # Importing jaxmarl prints to sys.__stdout__; our stdout is for the table.
     with mock.patch.object(sys, "__stdout__", sys.stderr), contextlib.redirect_stdout(sys.stderr):
         import jaxmarl
 
-    # JaxMARL looks at its step counter before it counts the step, so 24 is what ends an episode after 25.
+    # JaxMARL compares its step counter before counting the step, so 24 ends an episode after 25 steps.
     env = jaxmarl.make(f"MPE_{env_id}_{SHARED_TASKS[env_id]}", max_steps=EPISODE_LENGTH - 1)
     key, reset_key, action_key = jax.random.split(jax.random.PRNGKey(SEED), 3)
     _, envs_state = jax.vmap(env.reset)(jax.random.split(reset_key, num_envs))
@@ -185,7 +186,7 @@ def jaxmarl_runner(env_id: str, num_envs: int, scan: bool = False) -> Runner:
     return Runner(play_episode, EPISODE_LENGTH * num_envs, wait)
 
 
-# A peer's column: its package and what builds its environments.
+# For each column of another library: its package and the function that builds its environments.
 PEERS = {
     "mpe2": ("mpe2", mpe2_runner),
     "VMAS": ("vmas", vmas_runner),
@@ -195,7 +196,7 @@ PEERS = {
 
 
 def peer_runner(peer: str, env_id: str, num_envs: int) -> Runner | str:
-    """The peer's environments, or the text that stands in the cell instead."""
+    """The environments of another library, or the text for the cell if there are none."""
     package, build = PEERS[peer]
     if env_id not in SHARED_TASKS:
         return ""
@@ -222,7 +223,7 @@ def steps_per_second(runner: Runner, seconds: float) -> float:
 
 
 def measure(env_id: str, num_envs: int, args: Args) -> dict:
-    """One row: in every column the steps per second of each round, or the text in place of them."""
+    """One row: for every column the steps per second of each round, or the text of the cell."""
     runners = {"ours": our_runner(env_id, num_envs)}
     runners["ours"].advance()
     runners |= {peer: peer_runner(peer, env_id, num_envs) for peer in PEERS}
@@ -280,7 +281,7 @@ def main() -> None:
     check(args)
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
-        # The last core allowed: the first one often serves the machine's interrupts as well.
+        # The last core: the first one often handles the machine's interrupts too.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     pairs = [(env_id, num_envs) for env_id in args.env_ids for num_envs in args.num_envs]
     rows = [measure(*pair, args) for pair in tqdm(pairs, desc="env speed", unit="row")]

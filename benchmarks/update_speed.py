@@ -1,15 +1,16 @@
-"""Milliseconds of one update, and how near its matrix multiplies come to the machine's own rate.
+"""Milliseconds per update, and how close its matrix multiplies come to the machine's own rate.
 
     python benchmarks/update_speed.py
 
-For each number of agents and of threads: the time of an update (batch 1000, hidden 128, 4 heads) of MAAC
-(train_expert_maac.py), MA-DAAC (madaac_discrete.py) or MA-AIRL on MACK (mairl_mack.py), and its share of the
-matrix-multiply rate: the floating-point operations of the update's matrix multiplies alone, counted from the
-shapes, over the time of the whole update, relative to the rate of a 3000 x 128 x 128 product. That product is timed
-in turns with the update, so that noise of a shared machine hits both. A share of 1 would be an update that spends no
-time on anything else; what is not a matrix multiply (activations, softmax, Adam, copies) counts as lost.
+For each number of agents and threads, this measures an update (hidden size 128, 4 heads) of MAAC
+(train_expert_maac.py), MA-DAAC (madaac_discrete.py) or MA-AIRL on MACK (mairl_mack.py). The share is the number of
+floating-point operations in the update's matrix multiplies, counted from their shapes, over the time of the whole
+update, relative to the rate of a 3000 x 128 x 128 product. That product is timed in turns with the update, so that
+other work on a shared machine affects both. A share of 1 would be an update that spends no time on anything else;
+activations, softmax, Adam and copies count as lost time.
 """
 
+import copy
 import json
 import platform
 import sys
@@ -21,6 +22,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn as nn
 import tyro
 from tqdm import tqdm
 
@@ -28,20 +30,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import madaac_discrete as madaac
 import mairl_mack as mairl
 import train_expert_maac as maac
+from madaac_utils.demos import Transitions
 
 
 @dataclass
 class Args:
     algorithms: list[Literal["maac", "madaac", "mairl"]] = field(default_factory=lambda: ["maac", "madaac", "mairl"])
-    """whose updates"""
+    """algorithms to measure"""
     agents: list[int] = field(default_factory=lambda: [2, 3, 8, 16, 32])
     """numbers of agents"""
     threads: list[int] = field(default_factory=lambda: [1, 2])
     """numbers of torch threads"""
     batch_size: int = 1000
-    """transitions in an update"""
+    """transitions per update"""
     rounds: int = 15
-    """rounds of one update and one rate measurement each; the fastest update and the fastest product count"""
+    """rounds of one update and one measurement of the rate; the fastest of each counts"""
     json: str = ""
     """write the numbers to this file as well"""
 
@@ -55,13 +58,13 @@ def mlp(size_in: int, hidden: int, size_out: int) -> tuple[int, int]:
 
 
 def forward_backward(size: tuple[int, int]) -> int:
-    """A backward pass multiplies twice as much as its forward pass, less the gradient of the inputs."""
+    """A backward pass takes twice the multiplications of its forward pass, without the gradient of the inputs."""
     total, first = size
     return 3 * total - first
 
 
 def maac_multiply_adds(agents: int, hidden: int) -> int:
-    """Of all matrix multiplies of one MAAC update, an agent and a transition."""
+    """Of all matrix multiplies of one MAAC update, per agent and transition."""
     obs_action = OBS_SIZE + NUM_ACTIONS
     encoders = (OBS_SIZE + obs_action) * hidden  # state, state-action
     shared = 3 * hidden * hidden  # query, key, value
@@ -74,7 +77,7 @@ def maac_multiply_adds(agents: int, hidden: int) -> int:
 
 
 def airl_multiply_adds(hidden: int) -> int:
-    """Of f forward and backward and log pi forward, an agent and a pair of learner's and expert's transitions."""
+    """Of f forward and backward and log pi forward, per agent and pair of transitions (learner's and expert's)."""
     g, h = mlp(OBS_SIZE + NUM_ACTIONS, hidden, 1), mlp(OBS_SIZE, hidden, 1)
     # h of both ends of a transition
     return 2 * forward_backward(g) + 4 * forward_backward(h) + 2 * mlp(OBS_SIZE, hidden, NUM_ACTIONS)[0]
@@ -93,49 +96,138 @@ def matrix_multiply_flops(algorithm: str, agents: int, batch: int, hidden: int) 
     """Floating-point operations of all matrix multiplies of one update, a multiply-add counting as two."""
     policy = mlp(OBS_SIZE, hidden, NUM_ACTIONS)[0]
     if algorithm == "mairl":
-        joint = agents * (OBS_SIZE + NUM_ACTIONS)
+        joint = agents * (OBS_SIZE + NUM_ACTIONS) + 1  # and the time
         kfac = kfac_multiply_adds(OBS_SIZE, hidden, NUM_ACTIONS, batch) + kfac_multiply_adds(joint, hidden, 1, batch)
         rewards = mlp(OBS_SIZE + NUM_ACTIONS, hidden, 1)[0] + 2 * mlp(OBS_SIZE, hidden, 1)[0] + policy
         per_transition = kfac + mlp(joint, hidden, 1)[0] + rewards + airl_multiply_adds(hidden)
     else:
         per_transition = maac_multiply_adds(agents, hidden)
-        if algorithm == "madaac":  # log pi once more, for the rewards
-            per_transition += airl_multiply_adds(hidden) + 2 * policy
+        if algorithm == "madaac":  # the policies' pass on the learner's batch serves the discriminators too
+            per_transition += airl_multiply_adds(hidden) - policy
     return 2 * agents * batch * per_transition
 
 
 def make_update(algorithm: str, agents: int, batch: int):
+    """One update with random data, in the order of the script's main()."""
     torch.manual_seed(0)
-    sizes = np.full(agents, OBS_SIZE), np.full(agents, NUM_ACTIONS)
+    envs = SimpleNamespace(
+        agents=[f"agent_{k}" for k in range(agents)],
+        obs_sizes=np.full(agents, OBS_SIZE),
+        num_actions=np.full(agents, NUM_ACTIONS),
+        num_envs=batch,
+        episode_length=25,
+    )
     obs, next_obs, expert_obs, expert_next_obs = torch.randn(4, agents, batch, OBS_SIZE)
     actions, expert_actions = torch.randint(NUM_ACTIONS, (2, agents, batch))
-    data = [obs, next_obs, actions, torch.randn(agents, batch) / 25, torch.zeros(batch)]
+    rewards, terminated = torch.randn(agents, batch) / envs.episode_length, torch.zeros(batch)
+    expert = Transitions(expert_obs, expert_actions, expert_next_obs)
     if algorithm == "maac":
-        args = maac.Args(batch_size=batch)
-        nets = maac.make_networks(*sizes, args)
-        return lambda: maac.update(tuple(data), nets, args)
+        return maac_update(maac.Batch(obs, actions, next_obs, rewards, terminated), envs)
     if algorithm == "madaac":
-        args = madaac.Args(batch_size=batch)
-        nets = madaac.make_networks(*sizes, args)
-        return lambda: madaac.update(data, [expert_obs, expert_next_obs, expert_actions], nets, args, 25)
+        return madaac_update(madaac.Batch(obs, actions, next_obs, rewards, terminated), expert, envs)
+    return mairl_update(Transitions(obs, actions, next_obs), expert, envs)
+
+
+def maac_update(batch: maac.Batch, envs):
+    args = maac.Args()
+    policies = maac.Policies(envs, args.hidden_size)
+    critic = maac.AttentionCritic(envs, args.hidden_size, args.attention_heads)
+    target_policies, target_critic = copy.deepcopy(policies), copy.deepcopy(critic)
+    policy_optimizer = torch.optim.Adam(policies.parameters(), args.policy_lr, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), args.critic_lr, fused=True)
+
+    def update() -> None:
+        loss, _ = maac.critic_loss(batch, critic, target_critic, target_policies, args)
+        step_critic(loss, critic, critic_optimizer, args)
+        loss, _ = maac.policy_loss(batch.obs, policies(batch.obs), policies.has_action, critic, args)
+        step_policies(loss, policies, policy_optimizer, args)
+        maac.soft_update(target_critic, critic, args.critic_tau)
+        maac.soft_update(target_policies, policies, args.policy_tau)
+
+    return update
+
+
+def madaac_update(learner: madaac.Batch, demo: Transitions, envs):
+    args = madaac.Args()
+    policies = madaac.Policies(envs, args.hidden_size)
+    critic = madaac.AttentionCritic(envs, args.hidden_size, args.attention_heads)
+    discriminators = madaac.Discriminators(envs, args)
+    target_policies, target_critic = copy.deepcopy(policies), copy.deepcopy(critic)
+    policy_optimizer = torch.optim.Adam(policies.parameters(), args.policy_lr, fused=True)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), args.critic_lr, fused=True)
+    disc_optimizer = torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True)
+
+    def update() -> None:
+        both = Transitions(*(torch.cat(parts, 1) for parts in zip(learner[:3], demo)))
+        f_learner, f_demo = discriminators(both).chunk(2, 1)
+        logits, demo_logits = policies(learner.obs), policies(demo.obs)
+        logits_learner = f_learner - madaac.log_pi(logits, learner.actions)
+        logits_expert = f_demo - madaac.log_pi(demo_logits, demo.actions)
+        rewards = logits_learner.detach() / envs.episode_length
+        loss, _ = madaac.critic_loss(learner, rewards, critic, target_critic, target_policies, args)
+        step_critic(loss, critic, critic_optimizer, args)
+        loss, _ = madaac.policy_loss(learner.obs, logits, policies.has_action, critic, args)
+        step_policies(loss, policies, policy_optimizer, args)
+        madaac.soft_update(target_critic, critic, args.critic_tau)
+        madaac.soft_update(target_policies, policies, args.policy_tau)
+        loss, _ = madaac.discriminator_loss(logits_learner, logits_expert, args)
+        step_discriminators(loss, discriminators, disc_optimizer, args)
+
+    return update
+
+
+def mairl_update(learner: Transitions, demo: Transitions, envs):
+    """The rollout is one step of `batch` copies, which ends their episodes."""
     args = mairl.Args()
-    nets = mairl.make_networks(*sizes, args)
-    rollout = SimpleNamespace(
-        obs=obs.transpose(0, 1)[None].contiguous(),  # one step of `batch` copies that ends their episodes
-        actions=actions.T[None].contiguous(),
-        terminated=torch.ones(1, batch, dtype=torch.bool),
-        done=torch.ones(1, batch, dtype=torch.bool),
-        time_over=torch.zeros(1, batch),
+    policies, values = mairl.Policies(envs, args.hidden_size), mairl.Values(envs, args.hidden_size)
+    discriminators = mairl.Discriminators(envs, args)
+    policy_kfac = mairl.KFAC(mairl.linear_layers(policies.network), args.policy_lr, args.kl_clip)
+    value_kfac = mairl.KFAC(mairl.linear_layers(values.network), args.critic_lr, args.critic_kl_clip)
+    disc_optimizer = torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True)
+    rollout = mairl.empty_rollout(1, envs, torch.device("cpu"))._replace(
+        obs=learner.obs.transpose(0, 1)[None].contiguous(),
+        actions=learner.actions.T[None].contiguous(),
+        next_obs=learner.next_obs.transpose(0, 1)[None].contiguous(),
     )
+    rollout.done[:] = True
 
     def update() -> None:
         with torch.no_grad():
-            rewards = nets.discriminators(obs, actions, next_obs) - mairl.log_pi(nets.policies, obs, actions, args)
-        advantages, returns = mairl.advantages_and_returns(rollout, rewards.T[None] / 25, nets, args)
-        mairl.mack_update(rollout, advantages, returns, nets, args)
-        mairl.discriminator_update([obs, actions, next_obs], [expert_obs, expert_actions, expert_next_obs], nets, args)
+            rewards = discriminators(learner) - mairl.log_pi(policies(learner.obs), learner.actions)
+        rewards = rewards.T[None] / envs.episode_length
+        advantages, returns = mairl.advantages_and_returns(
+            rollout, rewards, policies, values, envs.episode_length, args
+        )
+        mairl.mack_update(rollout, advantages, returns, policies, values, policy_kfac, value_kfac, args)
+        both = Transitions(*(torch.cat(parts, 1) for parts in zip(learner, demo)))
+        logits = discriminators(both) - mairl.log_pi(policies(both.obs), both.actions)
+        loss, _ = mairl.discriminator_loss(*logits.chunk(2, 1), args)
+        step_discriminators(loss, discriminators, disc_optimizer, args)
 
     return update
+
+
+def step_critic(loss: torch.Tensor, critic, optimizer, args) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in critic.shared_parameters():
+        parameter.grad /= len(critic.self_mask)
+    nn.utils.clip_grad_norm_(critic.parameters(), args.critic_max_grad_norm)
+    optimizer.step()
+
+
+def step_policies(loss: torch.Tensor, policies, optimizer, args) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    madaac.clip_each_agent(policies, args.policy_max_grad_norm)
+    optimizer.step()
+
+
+def step_discriminators(loss: torch.Tensor, discriminators, optimizer, args) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    madaac.clip_each_agent(discriminators, args.disc_max_grad_norm)
+    optimizer.step()
 
 
 def seconds(function, repeats: int = 1) -> float:
@@ -175,7 +267,7 @@ def main(args: Args) -> None:
                 "share": flops / min(times) / rate,
             }
         )
-    print("| algorithm | threads | agents | ms an update (best) | median | machine GFLOP/s | share of that rate |")
+    print("| algorithm | threads | agents | ms per update (best) | median | machine GFLOP/s | share of that rate |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         print(

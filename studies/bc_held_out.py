@@ -22,7 +22,7 @@ from env_utils import make_envs, play_episodes
 from madaac_utils.demos import Demos, load_demos, reference_scores
 from madaac_utils.scores import mean_nss
 
-TASKS = ("keep_away_maac", "cooperative_communication", "cooperative_navigation", "rover_tower_8")
+TASKS = ("keep_away", "cooperative_communication", "cooperative_navigation", "rover_tower_8")
 EVERY = 50  # updates between comparisons
 SEED_OF_EPISODES = 777
 
