@@ -1,5 +1,6 @@
-"""Figures as PNG files: curves of NSS, the headline, PCC, interquartile means and parameter counts."""
+"""Figures as PNG files: the headline, curves of NSS and PCC, and parameter counts."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from reproduce import grid, stats, writing
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
+from madaac_utils.files import writing
+from reproduce import stats
+from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import AGENTS, COUNTED, total_parameters
 from reproduce.stats import MIN_RUNS, Data
 
@@ -22,7 +24,6 @@ CAPTIONS = {
     "imitation_large": f"NSS during imitation, Rover Tower: {BAND}.",
     "retraining": f"NSS during retraining on the recovered rewards: {BAND}.",
     "pcc": f"Correlation of learned with true rewards during retraining: {BAND}.",
-    "interquartile_mean": "Interquartile mean of the final NSS, decentralized, with bootstrap intervals.",
     "parameters": "Trainable parameters in Rover Tower, decentralized.",
 }
 
@@ -38,104 +39,75 @@ def panels(rows: int, columns: int, size: tuple[float, float], **share) -> tuple
     return figure, axes
 
 
-def add_legend(figure: Figure, algorithms: list[str], kinds: tuple[str, ...]) -> None:
+def add_legend(figure: Figure, kinds: tuple[str, ...]) -> None:
+    """All algorithms that have a curve."""
+    drawn = {line.get_color() for axis in figure.axes for line in axis.lines}
     handles = [
-        Line2D([], [], color=COLOURS[name], linestyle=LINES[kind], label=f"{ALGORITHMS[name].title}, {kind}")
-        for name in algorithms
+        Line2D([], [], color=colour, linestyle=LINES[kind], label=f"{ALGORITHMS[name].title}, {kind}")
+        for name, colour in COLOURS.items()
         for kind in kinds
-        if ALGORITHMS[name].adversarial
+        if colour in drawn and name != "bc"
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
 
 
-def draw(axis, data: Data, place: tuple, x: str, y: str) -> bool:
-    """The mean curve of the runs of a place; whether there is one."""
-    rows, colour = data.get(*place), COLOURS[place[2]]
-    places, mean, half = stats.mean_curve([data.curves[row.run_id] for row in rows], x, y)
-    axis.plot(places, mean, color=colour, linestyle=LINES.get(place[3]), linewidth=1.2, marker="." * (len(places) == 1))
-    if len(rows) >= MIN_RUNS:
-        axis.fill_between(places, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-    return len(places) > 0
-
-
-def frame_nss(axis) -> None:
-    """Lines for random play and the expert, and limits that one bad curve cannot stretch."""
-    for level in (0, 1):
-        axis.axhline(level, color="0.4", linewidth=0.7, linestyle=":")
-    low, high = axis.get_ylim()
-    axis.set_ylim(min(max(low, -1.0), -0.05), max(min(high, 1.5), 1.05))
+def draw(axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demos: int, x: str, y: str) -> bool:
+    """The mean curve of each algorithm and kind of discriminator; whether there is one."""
+    drawn = False
+    for name, kind in itertools.product(COLOURS, kinds):
+        rows = data.get(stage, task, name, kind, n_demos) if ALGORITHMS[name].adversarial else []
+        places, mean, half = stats.mean_curve([data.curves[row.run_id] for row in rows], x, y)
+        if len(places):
+            drawn, marker = True, "." if len(places) == 1 else ""
+            axis.plot(places, mean, color=COLOURS[name], linestyle=LINES[kind], linewidth=1.2, marker=marker)
+        if len(rows) >= MIN_RUNS:
+            axis.fill_between(places, mean - half, mean + half, color=COLOURS[name], alpha=0.15, linewidth=0)
+    if y == "nss":  # lines for random play and the expert, and limits that one bad curve cannot stretch
+        for level in (0, 1):
+            axis.axhline(level, color="0.4", linewidth=0.7, linestyle=":")
+        low, high = axis.get_ylim()
+        axis.set_ylim(min(max(low, -1.0), -0.05), max(min(high, 1.5), 1.05))
+    return drawn
 
 
 def curves_figure(data: Data, stage: str, tasks: dict[str, str], y: str = "nss") -> Figure | None:
     """One row per task, one column per number of demonstrations."""
-    algorithms = [name for name in data.algorithms(stage) if ALGORITHMS[name].adversarial]
     figure, axes = panels(len(tasks), len(DEMOS), (3.1, 1.95), sharex="row", sharey="row")
-    drawn = False
-    for row, (task, title) in zip(axes, tasks.items()):
-        for axis, n_demos in zip(row, DEMOS):
-            places = [(stage, task, name, kind, n_demos) for name in algorithms for kind in DISCRIMINATORS]
-            measured = any([draw(axis, data, place, "episodes", y) for place in places])
-            drawn |= measured
-            if not measured:
-                axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
-                axis.set_xlim(0, grid.PAPER_EPISODES[task])
-            if y == "nss":
-                frame_nss(axis)
-            axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
-        row[0].set_ylabel(title.replace(", ", "\n").replace("ve ", "ve\n") + f"\n{y.upper()}", fontsize=8)
-    for axis, n_demos in zip(axes[0], DEMOS):
-        axis.set_title(f"{n_demos} demonstrations", fontsize=9)
+    drawn = []
+    for (row, task), (column, n_demos) in itertools.product(enumerate(tasks), enumerate(DEMOS)):
+        axis = axes[row, column]
+        drawn.append(draw(axis, data, stage, task, DISCRIMINATORS, n_demos, "episodes", y))
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+        if not drawn[-1]:
+            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
+        if row == 0:
+            axis.set_title(f"{n_demos} demonstrations", fontsize=9)
+        if column == 0:
+            title = tasks[task].replace(", ", "\n").replace("ve ", "ve\n")
+            axis.set_ylabel(f"{title}\n{y.upper()}", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("episodes", fontsize=8)
-    add_legend(figure, algorithms, DISCRIMINATORS)
-    return figure if drawn else None
+    add_legend(figure, DISCRIMINATORS)
+    return figure if any(drawn) else None
 
 
 def headline_figure(data: Data) -> Figure | None:
-    algorithms = [name for name in data.algorithms("imitate") if ALGORITHMS[name].adversarial]
     figure, axes = panels(2, len(HEADLINE_TASKS), (3.0, 2.3), sharey="all")
-    drawn = False
-    for column, task in enumerate(HEADLINE_TASKS):
-        for axis, unit in zip(axes[:, column], ("episodes", "seconds")):
-            places = [("imitate", task, name, "decentralized", 50) for name in algorithms]
-            drawn |= any([draw(axis, data, place, unit, "nss") for place in places])
-            if rows := data.get("imitate", task, "bc", "none", 50):
-                nss = stats.over_runs([row.nss for row in rows])
-                axis.axhline(nss.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2)
-                if nss.runs >= MIN_RUNS:
-                    low, high = nss.mean - nss.half, nss.mean + nss.half
-                    axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)
-            axis.set_xscale("log")
-            axis.set_xlabel(unit, fontsize=8)
+    drawn = []
+    for (column, task), (row, unit) in itertools.product(enumerate(HEADLINE_TASKS), enumerate(("episodes", "seconds"))):
+        axis = axes[row, column]
+        drawn.append(draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss"))
+        cloning = data.nss("imitate", task, "bc", "none", 50)
+        axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2)
+        if cloning.runs >= MIN_RUNS:
+            low, high = cloning.mean - cloning.half, cloning.mean + cloning.half
+            axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)
+        axis.set_xscale("log")
+        axis.set_xlabel(unit, fontsize=8)
+        axes[row, 0].set_ylabel("NSS", fontsize=8)
         axes[0, column].set_title(TASKS[task], fontsize=9)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("NSS", fontsize=8)
-    frame_nss(axes[0, 0])
-    add_legend(figure, algorithms, ("decentralized",))
-    return figure if drawn else None
-
-
-def iqm_figure(data: Data) -> Figure | None:
-    figure, axes = panels(1, 2, (4.4, 3.0), sharex="row", sharey="row")
-    drawn, algorithms = False, list(ALGORITHMS)
-    for axis, (stage, title) in zip(axes[0], STAGES.items()):
-        for y, demos in enumerate((*((n,) for n in DEMOS), DEMOS)):
-            for name, scores in stats.aggregate(data, stage, demos).items():
-                if scores.size < 4:
-                    continue
-                height = y + 0.13 * (algorithms.index(name) - 2.5)
-                axis.plot(stats.interquartile_mean(scores), height, color=COLOURS[name], marker="o", markersize=5)
-                if len(scores) >= MIN_RUNS:
-                    ends = stats.bootstrap_interval(scores)
-                    axis.plot(ends, [height] * 2, color=COLOURS[name], linewidth=5, alpha=0.35)
-                drawn = True
-        axis.set_title(title, fontsize=9)
-        axis.set_xlabel("interquartile mean of final NSS", fontsize=8)
-    axes[0, 0].set_yticks(range(len(DEMOS) + 1), [*map(str, DEMOS), "all"])
-    axes[0, 0].set_ylim(len(DEMOS) + 0.5, -0.5)
-    axes[0, 0].set_ylabel("demonstrations", fontsize=8)
-    add_legend(figure, data.algorithms("imitate"), ("decentralized",))
-    return figure if drawn else None
+    add_legend(figure, ("decentralized",))
+    return figure if any(drawn) else None
 
 
 def parameters_figure() -> Figure:
@@ -157,7 +129,6 @@ def all_figures(data: Data) -> dict[str, Figure | None]:
         "imitation_large": curves_figure(data, "imitate", LARGE_TASKS),
         "retraining": curves_figure(data, "retrain", TASKS),
         "pcc": curves_figure(data, "retrain", TASKS, "pcc"),
-        "interquartile_mean": iqm_figure(data),
         "parameters": parameters_figure(),
     }
 

@@ -7,29 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from reproduce import ROOT, UserError
+from madaac_utils.files import ROOT, UserError
+from madaac_utils.paper import paper_episodes
 
-SMALL_TASKS = {
-    "keep_away": "Keep Away",
-    "cooperative_communication": "Cooperative Communication",
-    "cooperative_navigation": "Cooperative Navigation",
-}
+SMALL_TASKS = {"keep_away": "Keep Away"}
+SMALL_TASKS |= {f"cooperative_{name.lower()}": f"Cooperative {name}" for name in ("Communication", "Navigation")}
 LARGE_TASKS = {f"rover_tower_{agents}": f"Rover Tower, {agents} agents" for agents in (8, 12, 16)}
 TASKS = SMALL_TASKS | LARGE_TASKS
 HEADLINE_TASKS = (*SMALL_TASKS, "rover_tower_8")
 TASK_SETS = {"small": SMALL_TASKS, "large": LARGE_TASKS, "headline": HEADLINE_TASKS, "all": TASKS}
-NUM_AGENTS = {"keep_away": 2, "cooperative_communication": 2, "cooperative_navigation": 3}
-NUM_AGENTS |= {task: int(task.rsplit("_", 1)[1]) for task in LARGE_TASKS}
 EPISODE_LENGTH = 25
-PAPER_EPISODES = dict.fromkeys(SMALL_TASKS, 50_000) | dict.fromkeys(LARGE_TASKS, 100_000)
-PAPER_LEARNER = dict.fromkeys(SMALL_TASKS, "mack") | dict.fromkeys(LARGE_TASKS, "maac")  # for retraining
-NSS_GOALS = dict.fromkeys(TASKS, 0.9) | {"cooperative_communication": 0.7}  # for sample efficiency
 
 STAGES = {"imitate": "imitation", "retrain": "retraining"}
 DISCRIMINATORS = ("decentralized", "centralized")
 DEMOS = (50, 100, 200)
 SHIPPED_DEMOS = 200
-BC_COEF = 0.1  # weight of the cloning loss in MA-DAAC + BC
 SMOKE_EPISODES = 120  # a few updates of every script
 
 
@@ -45,18 +37,19 @@ class Algorithm(NamedTuple):
     """Has discriminators, an adjustable number of episodes, and a reward to retrain on."""
 
 
+PAPER_SETTINGS = "--updates-per-period 1 --batch-size 1000 --disc-lr 0.0005"
 ALGORITHMS = {
     "magail": Algorithm("MA-GAIL", "magail_mack.py"),
     "mairl": Algorithm("MA-AIRL", "mairl_mack.py"),
     "madaac": Algorithm("MA-DAAC", "madaac_discrete.py", own_budget=True),
-    "madaac_paper": Algorithm(
-        "MA-DAAC, paper's settings",
-        "madaac_discrete.py",
-        "--updates-per-period 1 --batch-size 1000 --disc-lr 0.0005",
-    ),
-    "madaac_bc": Algorithm("MA-DAAC + BC", "madaac_discrete.py", f"--bc-coef {BC_COEF}", own_budget=True),
+    "madaac_paper": Algorithm("MA-DAAC, paper's settings", "madaac_discrete.py", PAPER_SETTINGS),
+    "madaac_bc": Algorithm("MA-DAAC + BC", "madaac_discrete.py", "--bc-coef 0.1", own_budget=True),
     "bc": Algorithm("BC", "bc_discrete.py", own_budget=True, adversarial=False),
 }
+DEFAULTS = {"tasks": "all", "algorithms": "magail,mairl,madaac,madaac_bc,bc"}
+DEFAULTS |= {"discriminators": "decentralized,centralized", "n_demos": "50,100,200"}
+SMOKE_DEFAULTS = {"tasks": "keep_away", "algorithms": "mairl,madaac"}
+SMOKE_DEFAULTS |= {"discriminators": "decentralized", "n_demos": "50"}
 # Flags that the grid sets itself, so that extra arguments must not.
 GRID_FLAGS = {"--env-id", "--n-demos", "--discriminator", "--seed", "--runs", "--exp-name"}
 GRID_FLAGS |= {"--total-timesteps", "--resume", "--torch-threads"}
@@ -108,11 +101,6 @@ class Grid:
         default = self.runs_folder / "results" if self.scale == "smoke" else Path("results")
         return Path(self.results) if self.results else default
 
-    def extra_arguments(self, stage: str, algorithm: str) -> tuple[str, str]:
-        """Extra arguments of a run, and of the imitation that its reward comes from."""
-        imitation = getattr(self, f"{algorithm.split('_')[0]}_args").strip()
-        return (self.retrain_args.strip(), imitation) if stage == "retrain" else (imitation, "")
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -142,84 +130,72 @@ class Cell:
         return Cell("imitate", *place, arguments=self.reward_arguments)
 
 
-def parse_choices(text: str, known: tuple, flag: str, kind: type = str) -> list:
+def parse_names(text: str, known, flag: str) -> list[str]:
     """The values of a comma-separated list, without repetitions."""
-    values = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            value = kind(part)
-        except ValueError:
-            raise UserError(f"{flag} takes numbers separated by commas, got {part!r}") from None
-        if known and value not in known:
-            raise UserError(f"{flag} takes {', '.join(map(str, known))}; got {part!r}")
-        values += [value] if value not in values else []
-    if not values:
-        raise UserError(f"{flag} must name at least one value")
+    values = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for value in values:
+        if value not in known:
+            raise UserError(f"{flag} takes {', '.join(known)}, separated by commas; got {value!r}")
     return values
 
 
-def parse_seeds(text: str) -> list[int]:
-    seeds = []
+def parse_numbers(text: str, least: int, most: int, flag: str) -> list[int]:
+    """Numbers separated by commas, and ranges such as 1-10, without repetitions."""
+    values = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first:
-            raise UserError(f"--seeds takes numbers separated by commas, or a range such as 1-10; got {part!r}")
-        seeds += range(first, last + 1)
-    return list(dict.fromkeys(seeds))
+        if not least <= first <= last <= most:
+            raise UserError(f"{flag} takes numbers from {least} to {most}, such as 1,2 or 1-10; got {part!r}")
+        values += range(first, last + 1)
+    return list(dict.fromkeys(values))
 
 
 def check_extra_arguments(text: str, flag: str) -> None:
-    """Extra arguments must be readable, and must not set what the grid sets."""
     try:
-        words = shlex.split(text)
+        names = {word.split("=")[0].replace("_", "-") for word in shlex.split(text)}
     except ValueError as error:
         raise UserError(f"{flag} {text!r} cannot be read: {error}") from None
-    for word in words:
-        name = word.split("=")[0].replace("_", "-")
-        if name in GRID_FLAGS:
-            raise UserError(f"{flag} must not contain {name}: the grid sets it")
+    if wrong := names & GRID_FLAGS:
+        raise UserError(f"{flag} must not contain {', '.join(sorted(wrong))}: the grid sets it")
 
 
 def make_cells(grid: Grid) -> list[Cell]:
     """The chosen runs in the order in which they start: one seed after the other, decentralized and small first."""
-    smoke = grid.scale == "smoke"
-    names = parse_choices(grid.tasks or ("keep_away" if smoke else "all"), (*TASKS, *TASK_SETS), "--tasks")
-    tasks = dict.fromkeys(task for name in names for task in TASK_SETS.get(name, (name,)))
-    default = "mairl,madaac" if smoke else ",".join(name for name in ALGORITHMS if name != "madaac_paper")
-    algorithms = parse_choices(grid.algorithms or default, tuple(ALGORITHMS), "--algorithms")
-    default = "decentralized" if smoke else "decentralized,centralized"
-    discriminators = parse_choices(grid.discriminators or default, DISCRIMINATORS, "--discriminators")
-    demos = parse_choices(grid.n_demos or ("50" if smoke else "50,100,200"), (), "--n-demos", int)
-    stages = parse_choices(grid.stages, tuple(STAGES), "--stages")
-    if not all(1 <= number <= SHIPPED_DEMOS for number in demos):
-        raise UserError(f"--n-demos must be from 1 to {SHIPPED_DEMOS}, the number that each task comes with")
+    default = SMOKE_DEFAULTS if grid.scale == "smoke" else DEFAULTS
+    chosen = {name: getattr(grid, name) or default[name] for name in default}
+    task_names = parse_names(chosen["tasks"], (*TASKS, *TASK_SETS), "--tasks")
+    tasks = {task for name in task_names for task in TASK_SETS.get(name, (name,))}
+    algorithms = parse_names(chosen["algorithms"], ALGORITHMS, "--algorithms")
+    discriminators = parse_names(chosen["discriminators"], DISCRIMINATORS, "--discriminators")
+    demos = parse_numbers(chosen["n_demos"], 1, SHIPPED_DEMOS, "--n-demos")
+    seeds = parse_numbers(grid.seeds, 0, 1_000_000, "--seeds")
+    stages = parse_names(grid.stages, STAGES, "--stages")
     if grid.episodes < 0:
-        raise UserError("--episodes must not be negative")
+        raise UserError(f"--episodes must not be negative, got {grid.episodes}")
     for name in ("madaac", "mairl", "magail", "bc", "retrain"):
         check_extra_arguments(getattr(grid, f"{name}_args"), f"--{name}-args")
     cells = [
         make_cell(grid, stage, task, algorithm, kind, number, seed)
-        for seed in parse_seeds(grid.seeds)
-        for kind in DISCRIMINATORS
-        if kind in discriminators
+        for seed in seeds
+        for kind in sorted(discriminators, key=DISCRIMINATORS.index)
         for group in (SMALL_TASKS, LARGE_TASKS)
         for number in demos
-        for task in tasks
-        if task in group
+        for task in group
+        if task in tasks
         for algorithm in algorithms
-        for stage in STAGES
-        if stage in stages
+        for stage in sorted(stages)
+        if stage == "imitate" or ALGORITHMS[algorithm].adversarial
     ]
-    return [cell for cell in dict.fromkeys(cells) if cell is not None]
+    return list(dict.fromkeys(cells))  # without discriminators, both kinds are the same run
 
 
-def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell | None:
+def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell:
+    """The run of one setting with the grid's budget and extra arguments."""
     adversarial = ALGORITHMS[algorithm].adversarial
-    if stage == "retrain" and not adversarial:
-        return None
     budget = "paper" if grid.scale == "paper" and ALGORITHMS[algorithm].own_budget and adversarial else "default"
-    extra = grid.extra_arguments(stage, algorithm)
+    arguments = getattr(grid, f"{algorithm.split('_')[0]}_args").strip()
+    extra = (grid.retrain_args.strip(), arguments) if stage == "retrain" else (arguments, "")
     return Cell(stage, task, algorithm, kind if adversarial else "none", n_demos, seed, budget, *extra)
 
 
@@ -231,16 +207,17 @@ def episodes_of(cell: Cell, grid: Grid) -> int | None:
     if grid.episodes or grid.scale == "smoke":
         return grid.episodes or SMOKE_EPISODES
     own = cell.stage == "imitate" and algorithm.own_budget and cell.budget == "default"
-    return None if own else PAPER_EPISODES[cell.task]
+    return None if own else paper_episodes(cell.task)
 
 
-def script_of(cell: Cell) -> str:
-    return "retrain.py" if cell.stage == "retrain" else ALGORITHMS[cell.algorithm].script
+def script_command(cell: Cell) -> list[str]:
+    script = "retrain.py" if cell.stage == "retrain" else ALGORITHMS[cell.algorithm].script
+    return [sys.executable, str(ROOT / script)]
 
 
 def start_command(cell: Cell, grid: Grid, out: Path, reward_run: Path | None) -> list[str]:
     """The command that starts a run in a new folder inside `out`."""
-    command = [sys.executable, str(ROOT / script_of(cell))]
+    command = script_command(cell)
     if cell.stage == "retrain":
         command += [str(reward_run)]
     else:
@@ -250,13 +227,13 @@ def start_command(cell: Cell, grid: Grid, out: Path, reward_run: Path | None) ->
     command += ["--seed", str(cell.seed), "--runs", str(out), "--exp-name", cell.algorithm, "--torch-threads", "1"]
     episodes = episodes_of(cell, grid)
     command += ["--total-timesteps", str(episodes * EPISODE_LENGTH)] if episodes else []
-    if grid.scale == "smoke" and cell.discriminator != "none":
-        command += ["--eval-episodes", "20", "--log-every", "500"]
+    command += ["--eval-episodes", "20"] if grid.scale == "smoke" else []
+    command += ["--log-every", "500"] if grid.scale == "smoke" and episodes else []
     return command + shlex.split(cell.arguments)
 
 
 def resume_command(cell: Cell, grid: Grid, folder: Path, steps: int) -> list[str]:
     """The command that continues a run of so many steps, up to the grid's budget if that is larger."""
-    command = [sys.executable, str(ROOT / script_of(cell)), "--resume", str(folder), "--torch-threads", "1"]
+    command = [*script_command(cell), "--resume", str(folder), "--torch-threads", "1"]
     wanted = (episodes_of(cell, grid) or 0) * EPISODE_LENGTH
     return command + (["--total-timesteps", str(wanted)] if wanted > steps else [])

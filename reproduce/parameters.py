@@ -19,21 +19,19 @@ def count_parameters(algorithm: str, agents: int, discriminator: str) -> dict[st
 
     torch.set_num_threads(1)  # many small networks
     module = importlib.import_module(ALGORITHMS[algorithm].script.removesuffix(".py"))
-    task = make_task(f"rover_tower_{agents}", 1)
-    obs_sizes, num_actions = task.obs_sizes, task.num_actions
-    args = module.Args(discriminator=discriminator)
+    task, args = make_task(f"rover_tower_{agents}", 1), module.Args(discriminator=discriminator)
     attention = algorithm == "madaac"
-    parts = {"policies": module.Policies(task, args.hidden_size)}
     if attention:
-        parts["critics"] = module.AttentionCritic(task, args.hidden_size, args.attention_heads)
+        critics = module.AttentionCritic(task, args.hidden_size, args.attention_heads)
     else:
-        parts["critics"] = module.Values(task, args.hidden_size)
+        critics = module.Values(task, args.hidden_size)
+    parts = {"policies": module.Policies(task, args.hidden_size), "critics": critics}
     parts["discriminators"] = module.Discriminators(task, args)
     counts = {name: sum(weight.numel() for weight in net.parameters()) for name, net in parts.items()}
-    padding = (int(obs_sizes.max()) * len(obs_sizes) - int(obs_sizes.sum())) * module.Args.hidden_size
+    padding = int((task.obs_sizes.max() - task.obs_sizes).sum()) * args.hidden_size
     counts["policies"] -= padding
     # Two encoders of the attention critic see padded observations; MACK's values get no own action.
-    counts["critics"] -= 2 * padding if attention else int(num_actions.sum()) * module.Args.hidden_size
+    counts["critics"] -= 2 * padding if attention else int(task.num_actions.sum()) * args.hidden_size
     counts["discriminators"] -= padding * (1 if algorithm == "magail" else 2)  # D, or g and h
     return counts
 

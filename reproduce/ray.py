@@ -6,6 +6,7 @@ Ray starts a task whose node is lost again on another node, from its beginning.
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import signal
@@ -15,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from reproduce import ROOT, UserError, writing
+from madaac_utils.files import ROOT, UserError, writing
+from madaac_utils.provenance import commit
 from reproduce.grid import start_command
 from reproduce.local import Scheduler, last_lines
 from reproduce.store import Workspace, lock_run
@@ -35,7 +37,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def run_script(command: list[str], reward_run: dict[str, bytes], commit: str) -> dict:
+def run_script(command: list[str], reward_run: dict[str, bytes], code_commit: str) -> dict:
     """On a node: run a script in a temporary folder; return its run folder's name and files, or why it failed."""
     with tempfile.TemporaryDirectory() as scratch:
         places = {"PYTHON": sys.executable, "OUT": f"{scratch}/out", "REWARD_RUN": f"{scratch}/reward"}
@@ -47,7 +49,7 @@ def run_script(command: list[str], reward_run: dict[str, bytes], commit: str) ->
                 [places.get(word, word) for word in command],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MADAAC_COMMIT": commit},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "MADAAC_COMMIT": code_commit},
                 preexec_fn=die_with_parent,
             ).returncode
         summaries = list(Path(places["OUT"]).glob("*/summary.json"))
@@ -81,34 +83,24 @@ def connect(address: str, cpus_per_run: float):
     return ray
 
 
-def git_commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
 def run_on_ray(ray, work: Workspace, scheduler: Scheduler, args) -> int:
-    display = scheduler.display
     memory = {"memory": int(args.memory_per_run * 1e9)} if args.memory_per_run else {}
     # Ray retries a task whose worker or node has died; the scheduler retries a script that fails.
     task = ray.remote(max_retries=5, num_cpus=args.cpus_per_run, **memory)(run_script)
-    running, commit = {}, git_commit()  # task -> (cell, lock)
+    code_commit = commit(ROOT / "reproduce")
+    running = {}  # task -> (cell, lock)
 
     def start(cell) -> None:
         lock = lock_run(work.folder(cell))
         if not lock:
             scheduler.fail(cell, "another command is at work on it", again=False)
             return
-        for leftover in list(work.folder(cell).glob("*/config.json")):
-            work.set_aside(leftover.parent)
-        reward_files = {}
-        if cell.stage == "retrain":
-            imitation = work.run_folder(cell.imitation)
-            work.note_reward(cell, imitation)
-            reward_files = run_files(imitation)
+        work.set_aside(cell)
+        reward_files = run_files(work.run_folder(cell.imitation)) if cell.stage == "retrain" else {}
         command = start_command(cell, work.grid, Path("OUT"), Path("REWARD_RUN"))
         command[:2] = ["PYTHON", Path(command[1]).name]  # those of the node
-        running[task.remote(command, reward_files, commit)] = cell, lock
-        display.event(f"started  {cell.run_id}")
+        running[task.remote(command, reward_files, code_commit)] = cell, lock
+        scheduler.say(f"started  {cell.run_id}")
 
     def collect(reference) -> None:
         cell, lock = running.pop(reference)
@@ -128,18 +120,14 @@ def run_on_ray(ray, work: Workspace, scheduler: Scheduler, args) -> int:
 
     try:
         while running or scheduler.waiting:
-            while len(running) < (args.workers or 10_000) and (cell := scheduler.next()):
-                if work.summary(cell):
-                    scheduler.succeed(cell)
-                else:
-                    start(cell)
+            while len(running) < (args.workers or math.inf) and (cell := scheduler.next()):
+                start(cell)
             if not running:
                 scheduler.fail_waiting()
             for reference in ray.wait(list(running), timeout=1.0)[0] if running else []:
                 collect(reference)
-            if display.is_due():
-                cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-                display.table([], scheduler.footer([cell for cell, _ in running.values()], cpus))
+            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            scheduler.show_progress([], cpus)
     except KeyboardInterrupt:
         print("stopped, with the runs on the cluster; the same command starts them anew", file=sys.stderr)
         return 130

@@ -8,8 +8,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from reproduce import UserError, writing
+from madaac_utils.files import UserError, writing
 from reproduce.grid import ALGORITHMS, DISCRIMINATORS, STAGES, TASKS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One finished run. Scores are mean episode returns of the final policies, one value per agent."""
+
+    run_id: str
+    stage: str
+    task: str
+    algorithm: str
+    discriminator: str  # none for behavioural cloning
+    n_demos: int
+    seed: int
+    budget: str  # paper: run at the paper's number of episodes although the algorithm's default is another one
+    episodes: int
+    arguments: str  # extra arguments of the script
+    rl: str  # the learner of a retraining, mack or maac; empty for imitation
+    agents: tuple[str, ...]
+    scores: tuple[float, ...]
+    score_intervals: tuple[float, ...]  # half widths of 95 % intervals over evaluation episodes
+    greedy_scores: tuple[float, ...]
+    expert_scores: tuple[float, ...]
+    random_scores: tuple[float, ...]
+    nss: float
+    nss_greedy: float
+    nss_last_500: float  # over the last 500 training episodes
+    pcc: float  # correlation of learned and true rewards in retraining, nan for imitation
+    seconds: int
+    commit: str
+    reward_episodes: int  # episodes of the imitation that recovered the reward; 0 for imitation
+    reward_arguments: str
 
 
 def number(text: str) -> float:
@@ -32,71 +63,16 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-@dataclass(frozen=True)
-class Row:
-    """One finished run. Scores are mean episode returns of the final policies, one value per agent."""
-
-    run_id: str
-    stage: str
-    task: str
-    algorithm: str
-    discriminator: str
-    """none for behavioural cloning"""
-    n_demos: int
-    seed: int
-    budget: str
-    """paper: run at the paper's number of episodes although the algorithm's default is another one"""
-    episodes: int
-    arguments: str
-    """extra arguments of the script"""
-    rl: str
-    """the learner of a retraining, mack or maac; empty for imitation"""
-    agents: tuple[str, ...]
-    scores: tuple[float, ...]
-    score_intervals: tuple[float, ...]
-    """half widths of 95 % intervals over evaluation episodes"""
-    greedy_scores: tuple[float, ...]
-    expert_scores: tuple[float, ...]
-    random_scores: tuple[float, ...]
-    nss: float
-    nss_greedy: float
-    nss_last_500: float
-    """over the last 500 training episodes"""
-    pcc: float
-    """correlation of learned and true rewards in retraining, nan for imitation"""
-    seconds: int
-    commit: str
-    reward_episodes: int
-    """episodes of the imitation that recovered the reward; 0 for imitation"""
-    reward_arguments: str
-
-
-PARSERS = {
-    "stage": one_of(*STAGES),
-    "task": one_of(*TASKS),
-    "algorithm": one_of(*ALGORITHMS),
-    "discriminator": one_of("none", *DISCRIMINATORS),
-    "budget": one_of("default", "paper"),
-    "rl": one_of("", "mack", "maac"),
-    "agents": lambda text: tuple(text.split(";")),
-    **dict.fromkeys(("nss_greedy", "nss_last_500", "pcc"), number_or_nan),
-}
-BY_TYPE = {int: int, str: str, float: number}
-BY_TYPE[tuple[float, ...]] = lambda text: tuple(number(part) for part in text.split(";"))
-ROW_COLUMNS = {field.name: PARSERS.get(field.name) or BY_TYPE[field.type] for field in fields(Row)}
+# Functions that parse the text of a column, by its name or by its type
+BY_NAME = {"stage": one_of(*STAGES), "task": one_of(*TASKS), "algorithm": one_of(*ALGORITHMS)}
+BY_NAME |= {"discriminator": one_of("none", *DISCRIMINATORS), "budget": one_of("default", "paper")}
+BY_NAME |= {"rl": one_of("", "mack", "maac"), "nss_last_500": number_or_nan, "pcc": number_or_nan}
+BY_TYPE = {int: int, str: str, float: number, tuple[str, ...]: lambda text: tuple(text.split(";"))}
+BY_TYPE[tuple[float, ...]] = lambda text: tuple(map(number, text.split(";")))
+ROW_COLUMNS = {field.name: BY_NAME.get(field.name) or BY_TYPE[field.type] for field in fields(Row)}
 CURVE_COLUMNS = {"episodes": number, "seconds": number, "nss": number, "pcc": number_or_nan}
-PAPER_ALGORITHMS = ("MA-GAIL", "MA-AIRL", "MA-DAAC")
-PAPER_COLUMNS = {
-    "table": str,
-    "stage": one_of(*STAGES),
-    "task": one_of(*TASKS),
-    "agent": str,
-    "algorithm": one_of("random", "expert", *PAPER_ALGORITHMS),
-    "discriminator": one_of("", *DISCRIMINATORS),
-    "n_demos": lambda text: int(text or 0),
-    "mean": number,
-    "interval_95": number,
-}
+PAPER_KEY = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
+PAPER_COLUMNS = dict.fromkeys(("table", *PAPER_KEY), str) | dict.fromkeys(("mean", "interval_95"), number)
 
 
 def as_text(value) -> str:
@@ -107,41 +83,38 @@ def as_text(value) -> str:
     return str(value)
 
 
-def read_table(path: Path, columns: dict[str, Callable]) -> list[tuple[int, dict]]:
-    """Line numbers and parsed rows of a CSV file with exactly these columns. Errors name the file and the line."""
+def read_table(path: Path, columns: dict[str, Callable]) -> list[tuple[str, dict]]:
+    """The parsed rows of a CSV file with exactly these columns, each with its place for error messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    reader = csv.reader(io.StringIO(text, newline=""))
-    found = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows = []
     try:
         header = next(reader, [])
         if sorted(header) != sorted(columns):
-            missing = [name for name in columns if name not in header]
-            unknown = [name for name in header if name not in columns]
-            raise UserError(f"{path}, line 1: wrong columns: missing {missing}, unknown {unknown}")
+            raise UserError(f"{path}, line 1: expected the columns {','.join(columns)}; found {','.join(header)}")
         for line in reader:
             where = f"{path}, line {reader.line_num}"
             if len(line) != len(header):
                 raise UserError(f"{where}: {len(line)} fields, but the header has {len(header)}")
-            row = {}
+            rows.append((where, {}))
             for name, value in zip(header, line):
                 try:
-                    row[name] = columns[name](value)
+                    rows[-1][1][name] = columns[name](value)
                 except ValueError as error:
                     raise UserError(f"{where}, column {name}: {error}") from None
-            found.append((reader.line_num, row))
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}") from None
     if not text.endswith("\n"):
         raise UserError(f"{path}, line {reader.line_num}: the file ends in the middle of a line, so it was cut off")
-    return found
+    return rows
 
 
-def write_table(path: Path, columns: list[str], rows: list[dict]) -> None:
+def write_table(path: Path, columns: dict[str, Callable], rows: list[dict]) -> None:
     with writing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: as_text(row[name]) for name in columns} for row in rows)
 
@@ -149,43 +122,33 @@ def write_table(path: Path, columns: list[str], rows: list[dict]) -> None:
 def read_rows(path: Path) -> dict[str, Row]:
     """The rows of runs.csv by run id; no rows if there is no file."""
     rows = {}
-    for line, content in read_table(path, ROW_COLUMNS) if path.exists() else []:
-        row, where = Row(**content), f"{path}, line {line}"
-        check_row(row, where)
+    for where, content in read_table(path, ROW_COLUMNS) if path.exists() else []:
+        row = Row(**content)
+        for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
+            if len(getattr(row, name)) != len(row.agents):
+                raise UserError(f"{where}, column {name}: expected {len(row.agents)} values, one per agent")
+        if any(expert == random for expert, random in zip(row.expert_scores, row.random_scores)):
+            raise UserError(f"{where}: an expert score equals the random score, so that NSS is undefined")
         if row.run_id in rows:
             raise UserError(f"{where}: a second row with the run_id {row.run_id!r}")
         rows[row.run_id] = row
     return rows
 
 
-def check_row(row: Row, where: str) -> None:
-    """Raise a UserError for a row whose columns contradict each other."""
-    for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
-        if len(getattr(row, name)) != len(row.agents):
-            raise UserError(f"{where}, column {name}: expected {len(row.agents)} values, one per agent")
-    if any(expert == random for expert, random in zip(row.expert_scores, row.random_scores)):
-        raise UserError(f"{where}: an expert score equals the random score, so that NSS is undefined")
-    if (row.stage == "retrain") != bool(row.rl):
-        raise UserError(f"{where}, column rl: expected mack or maac for retrain and nothing for imitate")
-    if (row.discriminator == "none") == ALGORITHMS[row.algorithm].adversarial:
-        raise UserError(f"{where}, column discriminator: {row.discriminator!r} does not fit {row.algorithm}")
-
-
 def write_rows(path: Path, rows: dict[str, Row]) -> None:
-    write_table(path, list(ROW_COLUMNS), [vars(rows[run_id]) for run_id in sorted(rows)])
+    write_table(path, ROW_COLUMNS, [vars(rows[run_id]) for run_id in sorted(rows)])
 
 
 def read_curve(path: Path) -> list[dict]:
     """The points of a curve: episodes (increasing), seconds, nss and pcc (nan if there is none)."""
     points = read_table(path, CURVE_COLUMNS)
-    for (_, before), (line, after) in itertools.pairwise(points):
+    for (_, before), (where, after) in itertools.pairwise(points):
         if after["episodes"] <= before["episodes"]:
-            raise UserError(f"{path}, line {line}, column episodes: expected more than {before['episodes']:g}")
+            raise UserError(f"{where}, column episodes: expected more than {before['episodes']:g}")
     return [point for _, point in points]
 
 
-def read_paper(path: Path) -> dict[tuple, tuple[float, float]]:
-    """The paper's mean and half width by (stage, task, agent, algorithm, discriminator, n_demos)."""
-    key = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
+def read_paper(path: Path) -> dict[tuple[str, ...], tuple[float, float]]:
+    """The paper's mean and half width by PAPER_KEY."""
     rows = [row for _, row in read_table(path, PAPER_COLUMNS)]
-    return {tuple(row[name] for name in key): (row["mean"], row["interval_95"]) for row in rows}
+    return {tuple(row[name] for name in PAPER_KEY): (row["mean"], row["interval_95"]) for row in rows}

@@ -1,4 +1,4 @@
-"""From rows to numbers: which runs are compared, means over runs with intervals, and interquartile means."""
+"""From rows to numbers: which rows count, means over runs with intervals, and interquartile means."""
 
 import math
 from collections import Counter, defaultdict
@@ -9,29 +9,21 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from reproduce import UserError
-from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, NSS_GOALS, TASKS, Grid
+from madaac_utils.files import UserError
+from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, TASKS, Grid, make_cell
 from reproduce.rows import Row, read_curve, read_paper, read_rows
 from reproduce.store import is_current_expert, warn
 
 MIN_RUNS = 3  # fewer runs get no mark and no verdict
 PAPER_RUNS = 10
 PAPER_TITLES = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC", "madaac_paper": "MA-DAAC"}
+NSS_GOALS = dict.fromkeys(TASKS, 0.9) | {"cooperative_communication": 0.7}  # for sample efficiency
+GOALS = "NSS 0.9 (Cooperative Communication: 0.7)"
 BOOTSTRAP_SAMPLES = 2000
 
 
-class Place(NamedTuple):
-    """What runs are averaged over seeds for."""
-
-    stage: str
-    task: str
-    algorithm: str
-    discriminator: str
-    n_demos: int
-
-
 class Value(NamedTuple):
-    """A mean over runs with the half width of its 95 % interval, nan for a single run."""
+    """A mean over runs with the half width of its 95 % t interval, nan for a single run."""
 
     mean: float
     half: float
@@ -42,14 +34,6 @@ class Value(NamedTuple):
         return Value(self.mean - other.mean, math.hypot(self.half, other.half), min(self.runs, other.runs))
 
 
-def over_runs(values) -> Value:
-    """Mean and t interval; nan without values."""
-    if not len(values):
-        return Value(math.nan, math.nan, 0)
-    mean, half = mean_and_t_interval(np.asarray(values, dtype=float))
-    return Value(float(mean), float(half), len(values))
-
-
 def mean_and_t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean over the first axis and the half width of its 95 % t interval, nan for a single run."""
     runs = len(values)
@@ -57,6 +41,14 @@ def mean_and_t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return values.mean(axis=0), np.full(values.shape[1:], np.nan)
     half = stats.t.ppf(0.975, runs - 1) * values.std(axis=0, ddof=1) / math.sqrt(runs)
     return values.mean(axis=0), half
+
+
+def over_runs(values: list[float]) -> Value:
+    """Mean and interval; nan without values."""
+    if not values:
+        return Value(math.nan, math.nan, 0)
+    mean, half = mean_and_t_interval(np.array(values, dtype=float))
+    return Value(float(mean), float(half), len(values))
 
 
 def compare(one: Value, other: Value) -> int | None:
@@ -75,15 +67,15 @@ class Column(NamedTuple):
     task: str
     agent: str
 
-    def pick(self, row: Row, values: tuple[float, ...]) -> float:
-        return values[row.agents.index(self.agent)] if self.agent in row.agents else float(np.mean(values))
+    def pick(self, scores: dict[str, float]) -> float:
+        return scores[self.agent] if self.agent in scores else float(np.mean(list(scores.values())))
 
     def score(self, row: Row) -> float:
-        return self.pick(row, row.scores)
+        return self.pick(dict(zip(row.agents, row.scores)))
 
     def nss(self, row: Row) -> float:
-        random = self.pick(row, row.random_scores)
-        return (self.score(row) - random) / (self.pick(row, row.expert_scores) - random)
+        expert, random = (self.pick(dict(zip(row.agents, s))) for s in (row.expert_scores, row.random_scores))
+        return (self.score(row) - random) / (expert - random)
 
 
 COLUMNS = (
@@ -97,43 +89,36 @@ COLUMNS = (
 
 @dataclass
 class Data:
-    """The selected runs by place, their curves by run id, the paper's numbers, and what was left out."""
+    """The rows that count, by setting, with their curves by run id, and the paper's numbers."""
 
-    runs: dict[Place, list[Row]]
-    long_runs: dict[Place, list[Row]]
-    """runs at the paper's number of episodes of algorithms whose default is another one"""
+    runs: dict[tuple, list[Row]]
     curves: dict[str, dict[str, np.ndarray]]
-    paper: dict[tuple, tuple[float, float]]
-    left_out: list[str]
+    paper: dict[tuple[str, ...], tuple[float, float]]
+    left_out: str
 
     def get(self, stage: str, task: str, algorithm: str, discriminator: str, n_demos: int) -> list[Row]:
         kind = discriminator if ALGORITHMS[algorithm].adversarial else "none"
-        return self.runs.get(Place(stage, task, algorithm, kind, n_demos), [])
+        return self.runs.get((stage, task, algorithm, kind, n_demos), [])
 
     def nss(self, *place) -> Value:
         return over_runs([row.nss for row in self.get(*place)])
 
     def algorithms(self, stage: str) -> list[str]:
         """The paper's three and behavioural cloning, and others if there are runs."""
-        measured = {place.algorithm for place in self.runs if place.stage == stage}
+        measured = {place[2] for place in self.runs if place[0] == stage}
         always = {"magail", "mairl", "madaac"} | ({"bc"} if stage == "imitate" else set())
         return [name for name in ALGORITHMS if name in measured | always]
 
-    def paper_score(self, stage: str, column: Column, algorithm: str, discriminator: str, n_demos: int) -> Value:
-        key = (stage, column.task, column.agent, algorithm, discriminator, n_demos)
-        if key not in self.paper:
-            raise UserError(f"results/paper.csv has no line for {', '.join(map(str, key))}")
+    def paper_score(self, stage: str, column: Column, algorithm: str, discriminator="", n_demos="") -> Value:
+        """The paper's score of MA-GAIL, MA-AIRL or MA-DAAC, or of the expert or random play."""
+        key = (stage, column.task, column.agent, algorithm, discriminator, str(n_demos))
         return Value(*self.paper[key], PAPER_RUNS)
 
-    def paper_nss(self, stage: str, columns: list[Column], *place) -> Value:
-        """By the paper's own expert and random scores, averaged over the columns of a task."""
-        means, halves = [], []
-        for column in columns:
-            score = self.paper_score(stage, column, *place)
-            expert, random = (self.paper_score(stage, column, name, "", 0).mean for name in ("expert", "random"))
-            means.append((score.mean - random) / (expert - random))
-            halves.append(score.half / abs(expert - random))
-        return Value(float(np.mean(means)), float(np.mean(halves)), PAPER_RUNS)
+    def paper_nss(self, stage: str, column: Column, *place) -> Value:
+        """By the paper's own expert and random scores."""
+        score = self.paper_score(stage, column, *place)
+        expert, random = (self.paper_score(stage, column, name).mean for name in ("expert", "random"))
+        return Value((score.mean - random) / (expert - random), score.half / abs(expert - random), PAPER_RUNS)
 
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
         """Episodes or seconds until the first point of each curve at the goal, inf if there is none."""
@@ -144,48 +129,35 @@ class Data:
         return found
 
 
-def most_common_episodes(rows: list[Row]) -> list[Row]:
-    """Runs with the number of episodes (and of the reward's episodes) that most have; the larger one if tied."""
-    counts = Counter((row.episodes, row.reward_episodes) for row in rows)
-    kept = max(counts, key=lambda episodes: (counts[episodes], episodes))
-    return [row for row in rows if (row.episodes, row.reward_episodes) == kept]
-
-
 def load(grid: Grid, paper: Path) -> Data:
-    """Read all rows and curves. No rule of the selection looks at a score."""
-    results = grid.results_folder
-    if not (results / "runs.csv").exists():
-        raise UserError(f"there is no {results / 'runs.csv'}: `python -m reproduce run` writes it")
-    reasons, groups = defaultdict(list), defaultdict(list)
-    for row in read_rows(results / "runs.csv").values():
+    """Read the rows that count, which does not depend on their scores, and their curves."""
+    path = grid.results_folder / "runs.csv"
+    if not path.exists():
+        raise UserError(f"there is no {path}: `python -m reproduce run` writes it")
+    left_out, runs = Counter(), defaultdict(list)
+    for row in sorted(read_rows(path).values(), key=lambda row: row.seed):
+        place = (row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
         if not is_current_expert(row, row.expert_scores):
-            reasons["their expert has been replaced"].append(row)
-        elif (row.arguments, row.reward_arguments) != grid.extra_arguments(row.stage, row.algorithm):
-            reasons["they have other extra arguments"].append(row)
-        elif row.n_demos not in DEMOS:
-            reasons["the paper has no such number of demonstrations"].append(row)
+            left_out["a replaced expert"] += 1
+        elif row.run_id != make_cell(grid, *place, row.seed).run_id or row.n_demos not in DEMOS:
+            left_out["other arguments, another budget or another number of demonstrations"] += 1
         else:
-            place = Place(row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
-            groups[row.budget, place].append(row)
-    selected: dict[str, dict] = {"default": {}, "paper": {}}
-    for (budget, place), rows in groups.items():
-        kept = most_common_episodes(rows)
-        selected[budget][place] = sorted(kept, key=lambda row: row.seed)
-        reasons["other runs of the same setting have another number of episodes"] += [r for r in rows if r not in kept]
-    left_out = []
-    for reason, rows in reasons.items():
-        tasks = Counter(row.task for row in rows)
-        which = ", ".join(f"{task} {tasks[task]}" for task in TASKS if tasks[task])
-        left_out += [f"{len(rows)} rows are left out because {reason}: {which}."] if rows else []
-    used = [row for places in selected.values() for rows in places.values() for row in rows]
-    curves = {row.run_id: load_curve(results / "curves" / f"{row.run_id}.csv") for row in used}
-    return Data(selected["default"], selected["paper"], curves, read_paper(paper), left_out)
+            runs[place].append(row)
+    for place, rows in runs.items():
+        # The number of episodes (and of the reward's episodes) that most runs have; the larger one if tied
+        counts = Counter((row.episodes, row.reward_episodes) for row in rows)
+        kept = max(counts, key=lambda episodes: (counts[episodes], episodes))
+        runs[place] = [row for row in rows if (row.episodes, row.reward_episodes) == kept]
+        left_out["another number of episodes than most runs of the setting"] += len(rows) - len(runs[place])
+    curves = {row.run_id: load_curve(path.parent, row.run_id) for rows in runs.values() for row in rows}
+    text = "; ".join(f"{count} with {reason}" for reason, count in left_out.items() if count) or "none"
+    return Data(dict(runs), curves, read_paper(paper), f"Rows left out: {text}.")
 
 
-def load_curve(path: Path) -> dict[str, np.ndarray]:
+def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:
     """The columns of a curve as arrays; a damaged or missing file is reported and counts as empty."""
     try:
-        points = read_curve(path)
+        points = read_curve(results / "curves" / f"{run_id}.csv")
     except UserError as error:
         warn(f"{error}; figures and times do without this run")
         points = []
@@ -208,33 +180,23 @@ def interquartile_mean(scores: np.ndarray) -> float:
     return float(stats.trim_mean(scores, 0.25, axis=None))
 
 
-def bootstrap_interval(scores: np.ndarray, samples: int = BOOTSTRAP_SAMPLES) -> tuple[float, float]:
+def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
     """95 % interval of the interquartile mean of [runs, settings]: runs are drawn anew within each setting."""
     runs, settings = scores.shape
-    drawn = np.random.default_rng(1).integers(runs, size=(samples, runs, settings))
-    resampled = np.take_along_axis(scores[None], drawn, axis=1).reshape(samples, -1)
-    means = stats.trim_mean(resampled, 0.25, axis=1)
-    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
+    drawn = np.random.default_rng(1).integers(runs, size=(BOOTSTRAP_SAMPLES, runs, settings))
+    resampled = np.take_along_axis(scores[None], drawn, axis=1).reshape(BOOTSTRAP_SAMPLES, -1)
+    low, high = np.percentile(stats.trim_mean(resampled, 0.25, axis=1), [2.5, 97.5])
+    return float(low), float(high)
 
 
-def aggregate(data: Data, stage: str, demos: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Final NSS [runs, settings] by algorithm, decentralized.
+def shared_scores(data: Data, stage: str) -> dict[str, np.ndarray]:
+    """Decentralized NSS [runs, settings] by algorithm, where the paper's three algorithms all have runs."""
 
-    Settings are those that the paper's three algorithms all have, each with as many runs as the smallest has. Another
-    algorithm takes part if it has as many runs of all these settings.
-    """
+    def nss(name: str, task: str, n_demos: int) -> list[float]:
+        return [row.nss for row in data.get(stage, task, name, "decentralized", n_demos)]
+
     paper = ("magail", "mairl", "madaac")
-    settings = [(task, n) for task in TASKS for n in demos]
-    found = {
-        name: {place: data.get(stage, place[0], name, "decentralized", place[1]) for place in settings}
-        for name in ALGORITHMS
-    }
-    settings = [place for place in settings if all(found[name][place] for name in paper)]
-    if not settings:
-        return {}
-    runs = min(len(found[name][place]) for name in paper for place in settings)
-    return {
-        name: np.array([[row.nss for row in places[place][:runs]] for place in settings]).T
-        for name, places in found.items()
-        if all(len(places[place]) >= runs for place in settings)
-    }
+    settings = [(task, n) for task in TASKS for n in DEMOS if all(nss(name, task, n) for name in paper)]
+    runs = min((len(nss(name, *place)) for name in paper for place in settings), default=0)
+    complete = [name for name in ALGORITHMS if runs and all(len(nss(name, *place)) >= runs for place in settings)]
+    return {name: np.array([nss(name, *place)[:runs] for place in settings]).T for name in complete}

@@ -1,11 +1,7 @@
 """A folder with stand-ins for the scripts, and rows of runs.csv made by hand."""
 
-from pathlib import Path
-
 import pytest
 import stand_ins
-
-PAPER = Path(__file__).resolve().parent.parent.parent / "results" / "paper.csv"
 
 
 @pytest.fixture
@@ -22,14 +18,5 @@ def folder(tmp_path, monkeypatch):
 def experts(tmp_path, monkeypatch):
     """Experts with round scores: 20 and -5 in Keep Away, -10 in the cooperative tasks, 120 in Rover Tower."""
     stand_ins.write_cards(tmp_path / "experts")
-    for module in ("store", "tables"):
-        monkeypatch.setattr(f"reproduce.{module}.EXPERTS", tmp_path / "experts")
+    monkeypatch.setattr("reproduce.store.EXPERTS", tmp_path / "experts")
     return tmp_path / "experts"
-
-
-@pytest.fixture
-def paper(tmp_path):
-    """A copy of the paper's numbers."""
-    copy = tmp_path / "paper.csv"
-    copy.write_text(PAPER.read_text())
-    return copy

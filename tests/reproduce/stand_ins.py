@@ -5,13 +5,14 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from reproduce.grid import ALGORITHMS, NUM_AGENTS, PAPER_EPISODES, PAPER_LEARNER, TASKS, Cell
+from madaac_utils.paper import paper_episodes, paper_learner
+from reproduce.grid import ALGORITHMS, TASKS, Cell
 from reproduce.rows import ROW_COLUMNS, as_text
 
 # Keeps the contract of run folders, checkpoints and --resume, learns nothing, and notes in notes.txt when it begins a
 # new run, when it ends, and whether another process is at work in the same place.
 SCRIPT = """
-import fcntl, json, os, signal, sys, time
+import fcntl, hashlib, json, os, signal, sys, time
 from pathlib import Path
 
 words = sys.argv[1:]
@@ -43,6 +44,8 @@ else:
     folder = Path(args["runs"]) / f"run__{time.time_ns()}"
     folder.mkdir(parents=True)
     args["total_timesteps"] = int(args.get("total_timesteps", 1000))
+    if "run" in args:
+        args["reward_sha256"] = hashlib.sha256((Path(args["run"]) / "reward.safetensors").read_bytes()).hexdigest()
     write("config.json", {"args": args, "commit": "0000"})
     note("begin")
 busy = open(folder.parent / "busy", "w")
@@ -66,8 +69,6 @@ while step < args["total_timesteps"]:
     write("checkpoint.pt", {"step": step})
     if asked:
         sys.exit(130)
-if "run" in args:
-    assert (Path(args["run"]) / "reward.safetensors").is_file()
 (folder / "reward.safetensors").write_text(str(step))
 expert = json.loads((root / "expert.json").read_text()) if (root / "expert.json").is_file() else 2.0
 scores = {"scores": {"a": {"mean": 1.0, "interval_95": 0.1}}, "nss": 0.5, "nss_by_agent": {"a": 0.5}}
@@ -79,7 +80,7 @@ note("end")
 
 SCORES = {"keep_away": {"pusher_0": (20.0, 120.0), "reacher_0": (-5.0, -25.0)}}  # expert, random
 for task in list(TASKS)[1:]:
-    names = [f"agent_{i}" for i in range(NUM_AGENTS[task])]
+    names = [f"agent_{i}" for i in range(int(task.split("_")[2]) if task.startswith("rover") else 3)]
     SCORES[task] = dict.fromkeys(names, (-10.0, -60.0) if task.startswith("cooperative") else (120.0, 0.0))
 
 
@@ -108,8 +109,8 @@ def row(task="keep_away", stage="imitate", algorithm="madaac", nss=0.9, **others
     return {
         "run_id": cell.run_id,
         **asdict(cell),
-        "episodes": PAPER_EPISODES[task],
-        "rl": PAPER_LEARNER[task] if retrained else "",
+        "episodes": paper_episodes(task),
+        "rl": paper_learner(task) if retrained else "",
         "agents": tuple(SCORES[task]),
         "scores": scores,
         "score_intervals": tuple(1.0 for _ in scores),
@@ -117,7 +118,7 @@ def row(task="keep_away", stage="imitate", algorithm="madaac", nss=0.9, **others
         "expert_scores": tuple(expert),
         "random_scores": tuple(random),
         **{"nss": nss, "nss_greedy": nss, "nss_last_500": float("nan"), "pcc": 0.25 if retrained else float("nan")},
-        **{"seconds": 100, "commit": "0123456", "reward_episodes": PAPER_EPISODES[task] if retrained else 0},
+        **{"seconds": 100, "commit": "0123456", "reward_episodes": paper_episodes(task) if retrained else 0},
     } | others
 
 

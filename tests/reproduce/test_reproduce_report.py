@@ -1,7 +1,7 @@
 """Numbers against plain formulas and SciPy, tables and verdicts of rows made by hand, and the same bytes every time."""
 
+import itertools
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +9,26 @@ import pytest
 import stand_ins
 from scipy import stats as scipy_stats
 
-from reproduce import UserError, claims, figures, stats, tables
-from reproduce.figures import headline_figure
+from madaac_utils.files import UserError
+from reproduce import claims, figures, stats, tables
 from reproduce.grid import HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS, Grid
 from reproduce.parameters import count_parameters
 from reproduce.report import write_report
 from reproduce.stats import Value
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-SEEDS = range(1, 4)
+RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
+PAPER = RESULTS / "paper.csv"
+KEEP_AWAY = ("imitate", "keep_away", "madaac", "decentralized", 50)
+COUNTED = {title: tests for title, tests in claims.CLAIMS.items() if tests is not claims.parameter_tests}
 
 
 @pytest.fixture
-def load(tmp_path, experts, paper):
+def load(tmp_path, experts):
     """The data of rows made by hand."""
 
     def load_rows(rows: list[dict], **grid) -> stats.Data:
         stand_ins.write_results(tmp_path / "results", rows)
-        return stats.load(Grid(results=str(tmp_path / "results"), **grid), paper)
+        return stats.load(Grid(results=str(tmp_path / "results"), **grid), PAPER)
 
     return load_rows
 
@@ -95,32 +97,22 @@ def test_aggregates_use_settings_and_runs_that_the_papers_algorithms_share(load)
     rows = [row for name in ("magail", "mairl", "madaac") for row in seeds(0.5, 0.6, algorithm=name)]
     rows += seeds(0.9, 0.9, 0.9, algorithm="madaac", task="cooperative_navigation")
     rows += seeds(0.1, algorithm="bc")
-    found = stats.aggregate(load(rows), "imitate", (50, 100))
+    found = stats.shared_scores(load(rows), "imitate")
     assert list(found) == ["magail", "mairl", "madaac"]
     assert all(scores.tolist() == [[0.5], [0.6]] for scores in found.values())
-    assert stats.aggregate(load([]), "imitate", (50,)) == {}
+    assert stats.shared_scores(load([]), "imitate") == {}
 
 
-# Which rows count
-
-
-def test_rows_are_left_out_for_reasons_that_are_told(load):
-    rows = seeds(0.8, 0.9)
-    rows += [stand_ins.row(seed=3, episodes=20_000), stand_ins.row(seed=4, arguments="--alpha 0.1", nss=0.1)]
-    rows += [stand_ins.row(seed=5, expert_scores=(20.0, -6.0), nss=0.2), stand_ins.row(n_demos=10)]
+def test_which_rows_count_depends_on_arguments_budget_expert_and_episodes_but_not_on_scores(load):
+    rows = [*seeds(0.8, 0.9), stand_ins.row(n_demos=10), stand_ins.row(seed=3, episodes=20_000)]
+    rows += [stand_ins.row(seed=4, arguments="--alpha 0.1", nss=0.1), stand_ins.row(budget="paper", nss=0.3)]
+    rows += [stand_ins.row(seed=5, expert_scores=(20.0, -6.0), nss=0.2)]
     data = load(rows)
-    assert [row.seed for row in data.get("imitate", "keep_away", "madaac", "decentralized", 50)] == [1, 2]
-    assert len(data.left_out) == 4 and all(line.startswith("1 rows") for line in data.left_out)
-    assert data.nss("imitate", "keep_away", "madaac", "decentralized", 50).mean == pytest.approx(0.85)
-    chosen = load(rows, madaac_args="--alpha 0.1")
-    assert chosen.nss("imitate", "keep_away", "madaac", "decentralized", 50).mean == pytest.approx(0.1)
-
-
-def test_longer_runs_stand_apart(load):
-    data = load([*seeds(0.8, 0.9, 1.0), stand_ins.row(budget="paper", nss=0.2, episodes=99_000)])
-    assert data.nss("imitate", "keep_away", "madaac", "decentralized", 50).mean == pytest.approx(0.9)
-    (row,) = tables.budget_table(data).rows
-    assert row[-2:] == ["99,000", "0.200 (1)"]
+    assert [row.seed for row in data.get(*KEEP_AWAY)] == [1, 2]
+    assert data.nss(*KEEP_AWAY).mean == pytest.approx(0.85)
+    assert [int(word) for word in data.left_out.split() if word.isdigit()] == [3, 1, 1]
+    assert load(rows, madaac_args="--alpha 0.1").nss(*KEEP_AWAY).mean == pytest.approx(0.1)
+    assert load(rows, scale="paper").nss(*KEEP_AWAY).mean == pytest.approx(0.3)
 
 
 # Tables
@@ -128,43 +120,45 @@ def test_longer_runs_stand_apart(load):
 
 def test_a_cell_has_mean_interval_and_number_of_runs_beside_the_papers(load):
     data = load([*seeds(0.8, 0.9, 1.0), *seeds(0.9, n_demos=100), *seeds(0.5, algorithm="bc")])
-    table = tables.paper_tables(data)[0]
+    table = tables.score_table(data, "small", SMALL_TASKS, "imitate")
     place = ("Keep Away, pusher", "50", "decentralized")
     half = scipy_stats.t.ppf(0.975, 2) * 10 / math.sqrt(3)  # scores 40, 30 and 20
-    assert lookup(table, "MA-DAAC", *place) == f"30.00 ± {half:.2f} (3) ="
-    assert lookup(table, "paper's MA-DAAC", *place) == "44.329 ± 3.457"
-    assert lookup(table, "MA-DAAC", "Keep Away, pusher", "100", "decentralized") == "30.00 (1)", "one run has no mark"
-    assert lookup(table, "MA-GAIL", *place) == "–"
-    assert lookup(table, "BC", *place) == "70.00 (1)"
+    assert lookup(table, "score", *place, "MA-DAAC") == f"30.00 ± {half:.2f} (3)"
+    assert lookup(table, "NSS", *place, "MA-DAAC") == f"0.900 ± {half / 100:.3f} (3) ="
+    assert lookup(table, "paper's score", *place, "MA-DAAC") == "44.329 ± 3.457"
+    assert lookup(table, "NSS", "Keep Away, pusher", "100", "decentralized", "MA-DAAC") == "0.900 (1)", "no mark"
+    assert lookup(table, "score", *place, "MA-GAIL") == "–"
+    assert lookup(table, "score", "Keep Away, pusher", "50", "none", "BC") == "70.00 (1)"
+    assert lookup(table, "score", "Keep Away, pusher", "–", "–", "expert") == "20.00"
+    assert lookup(table, "paper's score", "Keep Away, pusher", "–", "–", "expert").startswith("44.449")
 
 
 def test_marks_compare_nss_with_the_papers(load):
     """The paper's NSS of MA-DAAC in Keep Away is 1.00 ± 0.05 for the pusher, who wants a low score."""
-    for values, mark in (((0.5, 0.51, 0.52), "↓"), ((1.5, 1.51, 1.52), "↑"), ((1.0, 1.01, 1.02), "=")):
-        table = tables.paper_tables(load(seeds(*values)))[0]
-        assert lookup(table, "MA-DAAC", "Keep Away, pusher", "50", "decentralized").endswith(f"(3) {mark}")
-        nss = tables.nss_tables(load(seeds(*values)))[0]
-        assert lookup(nss, "MA-DAAC", "Keep Away", "50", "decentralized").endswith(f"(3) {mark}")
-    two = tables.paper_tables(load(seeds(0.5, 0.51)))[0]
-    assert lookup(two, "MA-DAAC", "Keep Away, pusher", "50", "decentralized").endswith("(2)")
+    marks = [((0.5, 0.51, 0.52), "(3) ↓"), ((1.5, 1.51, 1.52), "(3) ↑"), ((1.0, 1.01, 1.02), "(3) =")]
+    for values, mark in [*marks, ((0.5, 0.51), "(2)")]:
+        table = tables.score_table(load(seeds(*values)), "small", SMALL_TASKS, "imitate")
+        assert lookup(table, "NSS", "Keep Away, pusher", "50", "decentralized", "MA-DAAC").endswith(mark)
 
 
-def test_every_imitation_table_has_a_column_of_behavioural_cloning(load):
-    found = {table.name: table.header for table in tables.all_tables(load(seeds(0.5)))}
-    for name in ("small_scale_imitation", "large_scale_imitation", "nss_imitation"):
-        assert "BC" in found[name]
-    assert "BC" not in found["small_scale_retraining"]
+def test_retraining_has_the_correlation_of_rewards(load):
+    table = tables.score_table(load(seeds(0.5, stage="retrain")), "small", SMALL_TASKS, "retrain")
+    assert lookup(table, "PCC", "Keep Away, reacher", "50", "decentralized", "MA-DAAC") == "0.25 (1)"
+    assert "BC" not in {row[3] for row in table.rows}
 
 
 def test_differences_to_magail(load):
     place = {"task": "rover_tower_8"}
     rows = seeds(0.1, 0.11, 0.12, algorithm="magail", **place) + seeds(0.9, 0.91, 0.92, **place)
-    table = tables.relative_table(load(rows + seeds(0.5, algorithm="mairl", **place)), "imitate")
+    rows += seeds(0.5, algorithm="mairl", **place) + seeds(0.2, algorithm="bc", **place)
+    table = tables.relative_table(load(rows), "imitate")
     half = scipy_stats.t.ppf(0.975, 2) * 1.2 / math.sqrt(3) * math.sqrt(2)
-    title = "Rover Tower, 8 agents"
-    assert lookup(table, "50 demonstrations", title, "MA-DAAC") == f"96.00 ± {half:.2f} (3) ↑"
-    assert lookup(table, "paper's, 50", title, "MA-DAAC").startswith("46.684 ± ")
-    assert lookup(table, "50 demonstrations", title, "MA-AIRL").endswith("(1)"), "too few runs for a mark"
+    title = ("Rover Tower, 8 agents", "50")
+    assert lookup(table, "score", *title, "MA-DAAC") == f"96.00 ± {half:.2f} (3)"
+    assert lookup(table, "NSS", *title, "MA-DAAC").endswith("(3) ↑")
+    assert lookup(table, "paper's score", *title, "MA-DAAC").startswith("46.684 ± ")
+    assert lookup(table, "NSS", *title, "MA-AIRL").endswith("(1)"), "too few runs for a mark"
+    assert lookup(table, "score", *title, "BC") == "10.80 (1)"
 
 
 def test_episodes_and_seconds_to_the_goal(load):
@@ -172,7 +166,7 @@ def test_episodes_and_seconds_to_the_goal(load):
     rows = [row | {"curve": fast} for row in seeds(0.9, 0.9, 0.9)]
     rows += [row | {"curve": slow} for row in seeds(0.9, 0.9, algorithm="mairl")]
     rows += [row | {"curve": slow} for row in seeds(0.9, algorithm="mairl", task="cooperative_communication")]
-    table = tables.efficiency_table(load(rows), "efficiency", "", TASKS, (50,), ("decentralized",))
+    table = tables.efficiency_table(load(rows), "efficiency", "", TASKS)
     place = ("Keep Away", "50", "decentralized")
     assert lookup(table, "episodes to the goal", *place, "MA-DAAC") == "1,000 ± 0 (3)"
     assert lookup(table, "seconds to the goal", *place, "MA-DAAC") == "10 ± 0 (3)"
@@ -184,76 +178,54 @@ def test_episodes_and_seconds_to_the_goal(load):
 # Claims
 
 
-def verdicts(data: stats.Data) -> list[str]:
-    return [claims.verdict(claim.tests(data, "madaac")) for claim in claims.CLAIMS]
+def verdict(data: stats.Data, words: str, own: str = "madaac") -> str:
+    """Of the one claim that has these words in its title."""
+    (tests,) = [tests for title, tests in claims.CLAIMS.items() if words in title]
+    return claims.verdict(tests(data, own))
 
 
-def comparison(tasks, demos, stage: str, best: float, others: float) -> list[dict]:
-    """Three runs each of MA-DAAC, at the best NSS, and of the baselines."""
-    return [
-        row
-        for task in tasks
-        for n in demos
-        for name in ("magail", "mairl", "madaac")
-        for row in seeds(
-            *(nss + (best if name == "madaac" else others) for nss in (0, 0.01, 0.02)),
-            **{"task": task, "n_demos": n, "stage": stage, "algorithm": name},
-        )
-    ]
+def three_each(tasks, demos, stage: str, own: float, others: float) -> list[dict]:
+    """Three runs each of MA-DAAC and of the baselines, around these values of NSS."""
+    found = []
+    for task, n, name in itertools.product(tasks, demos, ("magail", "mairl", "madaac")):
+        nss = own if name == "madaac" else others
+        found += seeds(nss, nss + 0.01, nss + 0.02, task=task, n_demos=n, stage=stage, algorithm=name)
+    return found
 
 
-def test_verdicts_follow_the_rows(load, monkeypatch):
-    monkeypatch.setattr(claims, "CLAIMS", [c for c in claims.CLAIMS if c.tests is not claims.parameter_tests])
-    assert set(verdicts(load([]))) == {"not enough runs"}
-    imitation, retraining = claims.CLAIMS[1], claims.CLAIMS[5]
-    better = comparison(SMALL_TASKS, (50, 100, 200), "retrain", 0.9, 0.5)
-    better += comparison(SMALL_TASKS, (50, 100, 200), "imitate", 0.9, 0.9)
-    data = load(better)
-    assert claims.verdict(imitation.tests(data, "madaac")) == "holds", "as good is good enough"
-    assert claims.verdict(retraining.tests(data, "madaac")) == "holds"
-    assert claims.verdict(retraining.tests(data, "madaac_paper")) == "not enough runs"
-    data = load([row for row in better if row["seed"] < 3 or row["task"] != "keep_away"])
-    assert claims.verdict(retraining.tests(data, "madaac")) == "not enough runs"
-    worse = comparison(["keep_away"], (50,), "imitate", 0.5, 0.9) + comparison(
-        ["keep_away"], (50,), "retrain", 0.9, 0.9
-    )
-    data = load(worse)
-    assert claims.verdict(imitation.tests(data, "madaac")) == "does not hold"
-    assert claims.verdict(retraining.tests(data, "madaac")) == "does not hold", "as good is not better"
+def test_verdicts_follow_the_rows(load):
+    empty = load([])
+    assert {claims.verdict(tests(empty, "madaac")) for tests in COUNTED.values()} == {"not enough runs"}
+    as_well, better = "small tasks MA-DAAC imitates", "small tasks MA-DAAC's rewards lead"
+    rows = three_each(SMALL_TASKS, (50, 100, 200), "retrain", 0.9, 0.5)
+    rows += three_each(SMALL_TASKS, (50, 100, 200), "imitate", 0.9, 0.9)
+    data = load(rows)
+    assert verdict(data, as_well) == verdict(data, better) == "holds"
+    assert verdict(data, better, "madaac_paper") == "not enough runs"
+    data = load([row for row in rows if row["seed"] < 3 or row["task"] != "keep_away"])
+    assert verdict(data, better) == "not enough runs"
+    rows = three_each(["keep_away"], (50,), "imitate", 0.5, 0.9) + three_each(["keep_away"], (50,), "retrain", 0.9, 0.9)
+    data = load(rows)
+    assert verdict(data, as_well) == verdict(data, better) == "does not hold", "as good is not better"
 
 
 def test_sample_efficiency_is_judged_by_episodes_to_the_goal(load):
-    def data(own_curve, own_episodes=5000):
-        rows = comparison(HEADLINE_TASKS, (50,), "imitate", 0.9, 0.9)
-        slow = [(1000, 10, 0.2), (20_000, 20, 0.95)]
-        return load(
-            [
-                row
-                | ({"curve": own_curve, "episodes": own_episodes} if row["algorithm"] == "madaac" else {"curve": slow})
-                for row in rows
-            ]
-        )
+    def judge(curve, episodes: int) -> str:
+        rows = three_each(HEADLINE_TASKS, (50,), "imitate", 0.9, 0.9)
+        own, other = {"curve": curve, "episodes": episodes}, {"curve": [(1000, 10, 0.2), (20_000, 20, 0.95)]}
+        return verdict(load([row | (own if row["algorithm"] == "madaac" else other) for row in rows]), "fewer episodes")
 
-    claim = claims.CLAIMS[0]
-    assert claims.verdict(claim.tests(data([(1000, 10, 0.95)]), "madaac")) == "holds"
-    assert claims.verdict(claim.tests(data([(30_000, 10, 0.95)], 50_000), "madaac")) == "does not hold"
-    never = data([(1000, 10, 0.5)])
-    assert claims.verdict(claim.tests(never, "madaac")) == "does not hold", (
-        "a short run that never gets there is not fast"
-    )
+    assert judge([(1000, 10, 0.95)], 5000) == "holds"
+    assert judge([(30_000, 10, 0.95)], 50_000) == "does not hold"
+    assert judge([(1000, 10, 0.5)], 5000) == "does not hold", "a short run that never gets there is not fast"
 
 
 def test_discriminators_are_judged_by_overlap_on_small_tasks_and_order_on_large_ones(load):
-    small, large = claims.CLAIMS[8], claims.CLAIMS[9]
-    rows = [
-        row
-        for task in (*SMALL_TASKS, *LARGE_TASKS)
-        for name in ("magail", "mairl", "madaac")
-        for kind, nss in (("decentralized", 0.9), ("centralized", 0.9 if task in SMALL_TASKS else 0.2))
-        for row in seeds(nss, nss + 0.01, nss + 0.02, task=task, algorithm=name, discriminator=kind)
-    ]
+    rows = three_each(SMALL_TASKS, (50,), "imitate", 0.9, 0.9) + three_each(LARGE_TASKS, (50,), "imitate", 0.2, 0.2)
+    rows = [row | {"discriminator": "centralized", "run_id": row["run_id"].replace("dec", "c")} for row in rows]
+    rows += three_each(TASKS, (50,), "imitate", 0.9, 0.9)
     data = load(rows)
-    assert [claims.verdict(claim.tests(data, "madaac")) for claim in (small, large)] == ["holds", "holds"]
+    assert verdict(data, "kind of discriminator") == verdict(data, "decentralized discriminators") == "holds"
 
 
 # Parameters
@@ -278,65 +250,54 @@ def quick(monkeypatch):
     """Without counting the parameters of large networks."""
     for module in ("figures", "parameters"):
         monkeypatch.setattr(f"reproduce.{module}.AGENTS", (8, 16))
+    monkeypatch.setattr(claims, "CLAIMS", COUNTED)
 
 
-def test_the_report_has_all_files_and_the_same_bytes_again(load, paper, tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(claims, "CLAIMS", [c for c in claims.CLAIMS if c.tests is not claims.parameter_tests])
-    rows = comparison(("keep_away", "rover_tower_8"), (50,), "imitate", 0.9, 0.8) + seeds(0.5, 0.6, algorithm="bc")
-    rows += comparison(("keep_away",), (50,), "retrain", 0.9, 0.8)
-    load(rows)
-    grid = Grid(results=str(tmp_path / "results"))
-    written = write_report(grid, paper)
-    names = {path.relative_to(tmp_path / "results").as_posix() for path in written}
+def test_the_report_has_all_files_and_the_same_bytes_again(load, tmp_path, quick):
+    rows = three_each(("keep_away", "rover_tower_8"), (50,), "imitate", 0.9, 0.8) + seeds(0.5, 0.6, algorithm="bc")
+    load(rows + three_each(("keep_away",), (50,), "retrain", 0.9, 0.8))
+    results = tmp_path / "results"
+    old = results / "figures" / "imitation_large.png"
+    first = {path: path.read_bytes() for path in write_report(Grid(results=str(results)), PAPER)}
+    names = {path.relative_to(results).as_posix() for path in first}
     scores = [f"{scale}_scale_{stage}" for scale in ("small", "large") for stage in ("imitation", "retraining")]
     for name in (*scores, "relative_imitation", "relative_retraining", "headline", "efficiency", "parameters"):
         assert {f"tables/{name}.md", f"tables/{name}.tex"} <= names
-    assert {"tables/claims.md", "tables/index.md"} <= names
-    assert {"figures/headline.png", "figures/imitation_small.png", "figures/retraining.png", "figures/pcc.png"} <= names
-    before = {path: path.read_bytes() for path in written}
-    figures_again = dict.fromkeys(("imitation_large", "retraining", "interquartile_mean"))  # the others take long
-    monkeypatch.setattr(
-        "reproduce.report.all_figures", lambda data: figures_again | {"headline": headline_figure(data)}
-    )
-    again = write_report(grid, paper)
-    same = [path for path in again if path.name != "index.md"]  # it lists the figures
-    assert {path: path.read_bytes() for path in same} == {path: before[path] for path in same}
-    assert any(path.suffix == ".png" for path in again)
+    assert {"tables/claims.md", "tables/index.md", "tables/aggregate.md"} <= names
+    for name in ("headline", "imitation_small", "imitation_large", "retraining", "pcc", "parameters"):
+        assert f"figures/{name}.png" in names
+    again = {path: path.read_bytes() for path in write_report(Grid(results=str(results)), PAPER)}
+    assert again == first
+    load([row for row in rows if row["task"] == "keep_away"])
+    assert old.exists() and old not in write_report(Grid(results=str(results)), PAPER) and not old.exists()
 
 
-def test_a_figure_without_data_is_removed(load, tmp_path):
+def test_a_figure_without_data_is_not_drawn(load):
     assert figures.curves_figure(load([]), "retrain", SMALL_TASKS) is None
-    assert headline_figure(load([])) is None
+    assert figures.headline_figure(load([])) is None
 
 
 def test_latex_escapes_what_has_a_meaning_in_latex(load):
-    text = tables.latex(tables.paper_tables(load(seeds(0.5, 0.6, 0.7)))[0])
+    text = tables.latex(tables.score_table(load(seeds(0.5, 0.6, 0.7)), "small", SMALL_TASKS, "imitate"))
     body = [line for line in text.splitlines() if not line.startswith("% needs")]
     assert not any(character in line for line in body for character in "±−–↑↓")
     assert all("%" not in line.replace(r"\%", "") for line in body)
 
 
-def test_missing_and_damaged_files_are_named(load, paper, tmp_path, capsys):
-    data = load(seeds(0.5, 0.6))
-    path = tmp_path / "results" / "curves" / f"{stand_ins.row()['run_id']}.csv"
+def test_missing_and_damaged_files_are_named(load, tmp_path, capsys):
+    load(seeds(0.5, 0.6))
+    run_id = stand_ins.row()["run_id"]
+    path = tmp_path / "results" / "curves" / f"{run_id}.csv"
     path.write_text("episodes,seconds,nss,pcc\n100,1,0.5,\n100,2,0.5,\n")
-    data = stats.load(Grid(results=str(tmp_path / "results")), paper)
-    assert len(data.curves[stand_ins.row()["run_id"]]["nss"]) == 0, "the row counts, the curve does not"
+    data = stats.load(Grid(results=str(tmp_path / "results")), PAPER)
+    assert len(data.get(*KEEP_AWAY)) == 2 and len(data.curves[run_id]["nss"]) == 0, "the row counts, the curve does not"
     assert str(path) in capsys.readouterr().err
     with pytest.raises(UserError, match="runs.csv"):
-        stats.load(Grid(results=str(tmp_path / "nowhere")), paper)
-    shorter = tmp_path / "shorter.csv"
-    lines = paper.read_text().splitlines()
-    shorter.write_text("\n".join(line for line in lines if "MA-DAAC" not in line) + "\n")
-    with pytest.raises(UserError, match="MA-DAAC"):
-        tables.all_tables(stats.load(Grid(results=str(tmp_path / "results")), shorter))
+        stats.load(Grid(results=str(tmp_path / "nowhere")), PAPER)
 
 
-def test_the_committed_tables_are_those_of_the_committed_rows(tmp_path):
+def test_the_committed_tables_are_those_of_the_committed_rows():
     """`python -m reproduce report` was run after the last row came in."""
-    results = tmp_path / "results"
-    shutil.copytree(REPOSITORY / "results", results, ignore=shutil.ignore_patterns("tables", "figures"))
-    data = stats.load(Grid(results=str(results)), results / "paper.csv")
-    for table in tables.all_tables(data):
-        path = REPOSITORY / "results" / "tables" / f"{table.name}.md"
+    for table in tables.all_tables(stats.load(Grid(results=str(RESULTS)), PAPER)):
+        path = RESULTS / "tables" / f"{table.name}.md"
         assert path.read_text(encoding="utf-8") == f"# {table.title}\n\n{tables.markdown(table)}", path.name
