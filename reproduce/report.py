@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from madaac_utils.files import writing
+from madaac_utils.files import ROOT, writing
 from reproduce.claims import claims_page
 from reproduce.figures import CAPTIONS, all_figures, write_png
 from reproduce.grid import Grid
@@ -38,4 +38,15 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
         with writing(folder / "tables" / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         written.append(folder / "tables" / name)
+    if folder == ROOT / "results":
+        refresh_readme(texts["headline.md"])
     return written
+
+
+def refresh_readme(headline: str) -> None:
+    """Put the headline table between its two markers in README.md."""
+    path, (begin, end) = ROOT / "README.md", ("<!-- headline table: begin -->", "<!-- headline table: end -->")
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    table = headline.split("\n", 1)[1].strip()  # without its title
+    with writing(path) as temporary:
+        temporary.write_text(f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
