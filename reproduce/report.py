@@ -38,7 +38,7 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
         with writing(folder / "tables" / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
         written.append(folder / "tables" / name)
-    if folder == ROOT / "results":
+    if folder.resolve() == ROOT / "results":
         refresh_readme(texts["headline.md"])
     return written
 
