@@ -80,7 +80,7 @@ def require_same_policy(saved: SavedPolicy, policies, envs, normalizer=None) -> 
     expected = policies(x).log_softmax(-1).cpu()
     found = saved.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1)
     exists = ~saved.missing.expand_as(found)
-    if not torch.allclose(found[exists], expected[exists], rtol=1e-3, atol=1e-4):
+    if not torch.allclose(found[exists], expected[exists], rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(
             "the policy read back from its file differs from the one in memory: the script's Policies compute "
             "something that `network`, their nn.Sequential, does not describe"

@@ -51,7 +51,9 @@ def commit(script: Path) -> str:
         return os.environ["MADAAC_COMMIT"]
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        # Without locks: a run must not get in the way of the user's own git commands.
+        command = ["git", "--no-optional-locks", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no") or not script.is_relative_to(ROOT)

@@ -95,7 +95,10 @@ class Run:
         else:
             self.folder = make_run_folder(self.args, self.script)
             self.lock = lock(self.folder)
-        print(f"run folder: {self.folder}")
+        learned_from = f", {self.args.n_demos} demonstrations" if hasattr(self.args, "n_demos") else ""
+        budget = f"{self.total:,} {self.budget.replace('total_', '')}"
+        print(f"{self.args.env_id}: {len(envs.agents)} agents{learned_from}, {budget}")
+        print(f"run folder: {self.folder}", flush=True)
         if self.args.track:
             import wandb
 
@@ -140,7 +143,7 @@ class Run:
         """Yield the number of steps at the end of each iteration, which takes `size` of them."""
         total, self.started = self.total, time.time()
         self.first_step, self.saved_at, self.save_seconds = self.step, self.started, 0.0
-        last_line = self.started
+        last_line = self.started - 50  # without a terminal, the first line comes after 10 seconds, then one per minute
         quiet = not sys.stderr.isatty()
         bar = tqdm(total=total, initial=self.step, unit="step", unit_scale=True, desc=self.args.env_id, disable=quiet)
         self.bar, self.status = bar, ""

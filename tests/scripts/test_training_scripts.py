@@ -195,6 +195,19 @@ def test_divergence_stops_a_run_and_replaces_nothing(runs, name):
         load_policy(run_folder(folder) / "policy.safetensors")
 
 
+@pytest.mark.parametrize(
+    "name, changes",
+    [("madaac_discrete", {}), ("mairl_mack", {}), ("train_expert_maac", {"eval-every": 20, "keep": "last"})],
+)
+def test_divergence_is_noticed_long_before_the_next_checkpoint(runs, name, changes):
+    folder = runs.new_folder()
+    ended = run(*runs.words(name, folder, **CASES[name].diverges, **changes))
+    assert_one_line(ended, 1, run_folder(folder))
+    assert int(re.findall(r" step (\d+)", ended.err)[0]) < 1000
+    if has(folder, "policy.safetensors"):
+        load_policy(run_folder(folder) / "policy.safetensors")
+
+
 def test_an_error_does_not_stand_behind_a_progress_bar(runs):
     words = runs.words("madaac_discrete", runs.new_folder(), **CASES["madaac_discrete"].diverges)
     ended = run(*words, terminal=True)
@@ -434,8 +447,10 @@ def test_a_config_does_not_choose_where_files_go(runs, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     changes = {"experts": str(elsewhere), "runs": str(elsewhere), "track": True, "capture_video": True}
     edit_json(folder / "config.json", lambda config: config["args"].update(changes))
-    assert_one_line(run("train_expert_maac.py", "--resume", folder), 2, "--experts")
-    ended = run("train_expert_maac.py", "--resume", folder, "--experts", tmp_path / "mine")
+    script = shutil.copy(ROOT / "train_expert_maac.py", tmp_path)  # its default is tmp_path/experts
+    assert_one_line(run(script, "--resume", folder), 2, "--experts")
+    assert not (tmp_path / "experts").exists()
+    ended = run(script, "--resume", folder, "--experts", tmp_path / "mine")
     assert ended.code == 0, ended.err
     assert (tmp_path / "mine" / TASK / "card.json").is_file() and not elsewhere.exists()
     assert not (folder / "video.mp4").exists() and not (folder / "wandb").exists()
