@@ -19,7 +19,8 @@ COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#CC
 LINES = {"decentralized": "-", "centralized": "--"}
 BAND = f"mean over runs, with 95 % t intervals from {MIN_RUNS} runs on"
 CAPTIONS = {
-    "headline": f"NSS against episodes and seconds, 50 demonstrations, decentralized: {BAND}. Dashed: BC.",
+    "headline": f"NSS against episodes, and against the mean seconds that runs need for them, 50 demonstrations, "
+    f"decentralized: {BAND}. Dashed: BC.",
     "imitation_small": f"NSS during imitation, small tasks: {BAND}.",
     "imitation_large": f"NSS during imitation, Rover Tower: {BAND}.",
     "retraining": f"NSS during retraining on the recovered rewards: {BAND}.",
@@ -51,52 +52,57 @@ def add_legend(figure: Figure, kinds: tuple[str, ...]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
 
 
-def draw(axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demos: int, x: str, y: str) -> bool:
-    """The mean curve of each algorithm and kind of discriminator; whether there is one."""
-    drawn = False
+def draw(axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demos: int, x: str, y: str) -> None:
+    """The mean curve of each algorithm and kind of discriminator."""
     for name, kind in itertools.product(COLOURS, kinds):
         rows = data.get(stage, task, name, kind, n_demos) if ALGORITHMS[name].adversarial else []
         places, mean, half = stats.mean_curve([data.curves[row.run_id] for row in rows], x, y)
         if len(places):
-            drawn, marker = True, "." if len(places) == 1 else ""
+            marker = "." if len(places) == 1 else ""
             axis.plot(places, mean, color=COLOURS[name], linestyle=LINES[kind], linewidth=1.2, marker=marker)
         if len(rows) >= MIN_RUNS:
             axis.fill_between(places, mean - half, mean + half, color=COLOURS[name], alpha=0.15, linewidth=0)
+    if not axis.lines:
+        axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
     if y == "nss":  # lines for random play and the expert, and limits that one bad curve cannot stretch
         for level in (0, 1):
             axis.axhline(level, color="0.4", linewidth=0.7, linestyle=":")
         low, high = axis.get_ylim()
         axis.set_ylim(min(max(low, -1.0), -0.05), max(min(high, 1.5), 1.05))
-    return drawn
+
+
+def measured_tasks(data: Data, stage: str, tasks) -> list[str]:
+    """The tasks that have curves."""
+    return [task for task in tasks if any(place[:2] == (stage, task) and place[3] != "none" for place in data.runs)]
 
 
 def curves_figure(data: Data, stage: str, tasks: dict[str, str], y: str = "nss") -> Figure | None:
     """One row per task, one column per number of demonstrations."""
+    tasks = {task: tasks[task] for task in measured_tasks(data, stage, tasks)}
+    if not tasks:
+        return None
     figure, axes = panels(len(tasks), len(DEMOS), (3.1, 1.95), sharex="row", sharey="row")
-    drawn = []
     for (row, task), (column, n_demos) in itertools.product(enumerate(tasks), enumerate(DEMOS)):
         axis = axes[row, column]
-        drawn.append(draw(axis, data, stage, task, DISCRIMINATORS, n_demos, "episodes", y))
+        draw(axis, data, stage, task, DISCRIMINATORS, n_demos, "episodes", y)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
-        if not drawn[-1]:
-            axis.text(0.5, 0.5, "not measured", transform=axis.transAxes, ha="center", va="center", color="0.5")
-        if row == 0:
-            axis.set_title(f"{n_demos} demonstrations", fontsize=9)
         if column == 0:
             title = tasks[task].replace(", ", "\n").replace("ve ", "ve\n")
             axis.set_ylabel(f"{title}\n{y.upper()}", fontsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("episodes", fontsize=8)
+        axes[0, column].set_title(f"{n_demos} demonstrations", fontsize=9)
+        axes[-1, column].set_xlabel("episodes", fontsize=8)
     add_legend(figure, DISCRIMINATORS)
-    return figure if any(drawn) else None
+    return figure
 
 
 def headline_figure(data: Data) -> Figure | None:
-    figure, axes = panels(2, len(HEADLINE_TASKS), (3.0, 2.3), sharey="all")
-    drawn = []
-    for (column, task), (row, unit) in itertools.product(enumerate(HEADLINE_TASKS), enumerate(("episodes", "seconds"))):
+    tasks = measured_tasks(data, "imitate", HEADLINE_TASKS)
+    if not tasks:
+        return None
+    figure, axes = panels(2, len(tasks), (3.0, 2.3), sharey="all")
+    for (column, task), (row, unit) in itertools.product(enumerate(tasks), enumerate(("episodes", "seconds"))):
         axis = axes[row, column]
-        drawn.append(draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss"))
+        draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss")
         cloning = data.nss("imitate", task, "bc", "none", 50)
         axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2)
         if cloning.runs >= MIN_RUNS:
@@ -107,7 +113,7 @@ def headline_figure(data: Data) -> Figure | None:
         axes[row, 0].set_ylabel("NSS", fontsize=8)
         axes[0, column].set_title(TASKS[task], fontsize=9)
     add_legend(figure, ("decentralized",))
-    return figure if any(drawn) else None
+    return figure
 
 
 def parameters_figure() -> Figure:

@@ -165,14 +165,22 @@ def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:
 
 
 def mean_curve(curves: list[dict[str, np.ndarray]], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A common axis, the mean over runs and the half width of its 95 % interval, where all runs have values."""
-    lines = [(curve[x][there], curve[y][there]) for curve in curves if (there := ~np.isnan(curve[y])).any()]
-    if not lines:
+    """The axis, the mean over runs and the half width of its 95 % interval, where all runs have values.
+
+    Runs are averaged at equal episodes. The axis of seconds has their mean seconds at those episodes, because runs on a
+    busy machine take different times, and a mean at equal seconds would mix runs that are at different points.
+    """
+    known = [~np.isnan(curve[y]) for curve in curves]
+    curves = [{name: curve[name][there] for name in curve} for curve, there in zip(curves, known) if there.any()]
+    if not curves:
         return np.empty(0), np.empty(0), np.empty(0)
-    axis = np.unique(np.concatenate([places for places, _ in lines]))
-    first, last = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
-    axis = axis[(axis >= first) & (axis <= last)]
-    return axis, *mean_and_t_interval(np.stack([np.interp(axis, *line) for line in lines]))
+    episodes = np.unique(np.concatenate([curve["episodes"] for curve in curves]))
+    first, last = max(curve["episodes"][0] for curve in curves), min(curve["episodes"][-1] for curve in curves)
+    episodes = episodes[(episodes >= first) & (episodes <= last)]
+    axes, values = (
+        np.stack([np.interp(episodes, curve["episodes"], curve[name]) for curve in curves]) for name in (x, y)
+    )
+    return axes.mean(axis=0), *mean_and_t_interval(values)
 
 
 def interquartile_mean(scores: np.ndarray) -> float:

@@ -84,13 +84,15 @@ def test_the_bootstrap_draws_runs_within_each_setting():
     assert stats.bootstrap_interval(scores) == (low, high), "the same every time"
 
 
-def test_curves_are_averaged_where_all_runs_have_values():
-    one = {"episodes": np.array([0.0, 10, 20]), "nss": np.array([0.0, 1, 2])}
-    other = {"episodes": np.array([5.0, 15, 30]), "nss": np.array([1.5, 2.5, np.nan])}
-    x, mean, half = stats.mean_curve([one, other], "episodes", "nss")
-    np.testing.assert_allclose(x, [5, 10, 15])
-    np.testing.assert_allclose(mean, [1.0, 1.5, 2.0])
-    np.testing.assert_allclose(half, scipy_stats.t.ppf(0.975, 1) * 0.5)
+def test_curves_are_averaged_at_equal_episodes_where_all_runs_have_values():
+    one = {"episodes": np.array([0.0, 10, 20]), "seconds": np.array([0.0, 1, 2]), "nss": np.array([0.0, 1, 2])}
+    other = {"episodes": np.array([5.0, 15, 30]), "seconds": np.array([5.0, 15, 30])}
+    curves = [one, other | {"nss": np.array([1.5, 2.5, np.nan])}]
+    for x, axis in (("episodes", [5, 10, 15]), ("seconds", [2.75, 5.5, 8.25])):
+        found, mean, half = stats.mean_curve(curves, x, "nss")
+        np.testing.assert_allclose(found, axis)
+        np.testing.assert_allclose(mean, [1.0, 1.5, 2.0])
+        np.testing.assert_allclose(half, scipy_stats.t.ppf(0.975, 1) * 0.5)
 
 
 def test_aggregates_use_settings_and_runs_that_the_papers_algorithms_share(load):
