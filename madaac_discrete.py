@@ -340,7 +340,10 @@ def critic_loss(batch: Batch, rewards, critic, target_critic, target_policies, a
 
 
 def policy_loss(obs: torch.Tensor, logits: torch.Tensor, has_action, critic, args: Args) -> tuple[torch.Tensor, dict]:
-    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies' logits."""
+    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents drawn from the current policies.
+
+    As in the released code, the entropy term alpha log pi_i is part of the factor, and squared logits are penalised.
+    """
     log_probs = logits.log_softmax(-1)
     actions = sample(log_probs.detach())
     log_prob = gather_actions(log_probs, actions)  # [agents, batch]

@@ -66,7 +66,7 @@ class Args(ExperimentArgs):
     disc_updates: int = 1
     """updates of the discriminators per rollout"""
     disc_batch_size: int = 1000
-    """transitions of the expert, and as many of the learner, per update of the discriminators"""
+    """transitions of the expert, and at most as many of the learner, per update of the discriminators"""
     disc_memory: int = 250_000
     """size of a uniform sample of all past transitions from which the learner's are drawn; 0: the current rollout"""
     disc_entropy: float = 0.01
@@ -408,7 +408,9 @@ class Memory:
 
 
 def generalized_advantages(rewards, values, next_values, done, gamma: float, gae_lambda: float) -> torch.Tensor:
-    """delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lambda A_{t+1}, where an episode ends, delta_t.
+    """A_t = delta_t + gamma lambda A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t.
+
+    At the end of an episode A_t = delta_t.
 
     All arguments are [steps, envs, agents], done is [steps, envs].
     """

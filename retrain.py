@@ -1,10 +1,10 @@
 """Retraining: new policies from scratch on the frozen reward that a run recovered.
 
 The second question of Jeon et al. 2020 (arXiv 2002.10525): is the recovered reward good enough for a new learner to act
-like the expert? The reward is g for MA-AIRL and MA-DAAC and log D for MA-GAIL, divided by the episode length; the
-task's own reward only judges. The learner is MACK on small tasks and MAAC on rover_tower, as in the paper, with the
-networks and losses of mairl_mack.py and madaac_discrete.py. NSS and PCC, the Pearson correlation of learned and true
-rewards, are logged. docs/retrain.md has more.
+like the expert? The reward is g for MA-AIRL and MA-DAAC and log D for MA-GAIL (or what its --disc-reward says), divided
+by the episode length; the task's own reward only judges. The learner is MACK on small tasks and MAAC on rover_tower, as
+in the paper, with the networks and losses of mairl_mack.py and madaac_discrete.py. NSS and PCC, the Pearson correlation
+of learned and true rewards, are logged. docs/retrain.md has more.
 
     python retrain.py runs/cooperative_navigation__madaac_discrete__1__1700000000
 """
@@ -243,8 +243,12 @@ def main(args: Args) -> None:
         learned_reward(args.run, envs)  # raises an error if the reward does not fit the task
     if args.rl == "maac" and len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
+    if args.rl == "maac" and args.hidden_size % maac.Args.attention_heads:
+        raise UserError(f"--hidden-size {args.hidden_size} must be a multiple of {maac.Args.attention_heads} for MAAC")
     references = reference_scores(args.env_id, demos)
     args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
+    if args.rl == "maac" and args.total_timesteps <= maac.Args.learning_starts:
+        raise UserError(f"--total-timesteps must exceed {maac.Args.learning_starts}, where learning starts")
     train = train_mack if args.rl == "mack" else train_maac
     correlation = train(run, envs, references, reward)
     if correlation.count and correlation.mean() is None:  # a run that is too short for a logged point

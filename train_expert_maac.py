@@ -29,7 +29,7 @@ class Args(ExperimentArgs):
     record_only: str = ""
     """skip training: evaluate and record this policy.safetensors, or the one in this folder"""
     store_demos: int = 200
-    """number of these episodes that become demonstrations"""
+    """how many of the --eval-episodes become demonstrations"""
     keep: Literal["auto", "best", "last"] = "auto"
     """which policy becomes the expert: the best evaluated one or the last; auto is last where agents compete"""
     eval_every: int = 25_000
@@ -306,7 +306,10 @@ def critic_loss(batch: Batch, critic, target_critic, target_policies, args: Args
 
 
 def policy_loss(obs: torch.Tensor, logits: torch.Tensor, has_action, critic, args: Args) -> tuple[torch.Tensor, dict]:
-    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents from the current policies' logits."""
+    """Equation (2): grad log pi_i(a_i | o_i) A_i, with actions of all agents drawn from the current policies.
+
+    As in the released code, the entropy term alpha log pi_i is part of the factor, and squared logits are penalised.
+    """
     log_probs = logits.log_softmax(-1)
     actions = sample(log_probs.detach())
     log_prob = gather_actions(log_probs, actions)  # [agents, batch]

@@ -22,7 +22,7 @@ class ExperimentArgs:
     runs: str = "runs"
     """where run folders go"""
     resume: str = ""
-    """a run folder to continue; its other arguments come from there, and --total-timesteps may make it longer"""
+    """a run folder to continue; its other arguments come from there, and only a larger budget may be new"""
     resume_changed: bool = False
     """continue the run although the script has changed since"""
     save_every: int = 300

@@ -42,10 +42,9 @@ def check_args(args) -> None:
         "disc_batch_size disc_updates eval_every selection_episodes store_demos updates", lambda x: x >= 1, "at least 1"
     )
     require("eval_episodes", lambda x: x >= 2, "at least 2")
-    require("policy_lr critic_lr disc_lr lr kl_clip critic_kl_clip damping", lambda x: 0 < x < math.inf, "above 0")
+    require("policy_lr critic_lr disc_lr lr kl_clip critic_kl_clip", lambda x: 0 < x < math.inf, "above 0")
     require("critic_max_grad_norm policy_max_grad_norm disc_max_grad_norm", lambda x: x > 0, "above 0")
     require("gamma policy_tau critic_tau gae_lambda held_out_fraction", lambda x: 0 <= x <= 1, "from 0 to 1")
-    require("momentum", lambda x: 0 <= x < 1, "from 0 to below 1")
     require("alpha entropy disc_entropy bc_coef weight_decay", lambda x: 0 <= x < math.inf, "at least 0")
     require("attention_regularization logit_regularization", lambda x: 0 <= x < math.inf, "at least 0")
     require("exp_name", lambda x: os.sep not in x, f"part of a folder's name, without {os.sep!r}")

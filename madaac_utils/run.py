@@ -273,10 +273,11 @@ class Run:
 
     def _not_finite(self) -> str | None:
         """The name of a part with numbers that are not finite."""
-        modules = {name: part.state_dict() for name, part in self.parts.items() if isinstance(part, nn.Module)}
-        return next(
-            (name for name, state in modules.items() if not all(x.isfinite().all() for x in state.values())), None
-        )
+        for name, part in self.parts.items():
+            tensors = part.state_dict().values() if isinstance(part, nn.Module) else ()
+            if not all(tensor.isfinite().all() for tensor in tensors):
+                return name
+        return None
 
     def _diverged(self, what: str) -> Diverged:
         self.bar.close()  # so that the message starts on its own line

@@ -1,7 +1,7 @@
 """Normalized score similarity (NSS) and intervals.
 
 NSS of an agent is (A - R) / (E - R), where A, E and R are the mean returns of the learner, the expert and uniformly
-random play. NSS of a task is the mean over its agents.
+random play. NSS of a task is the mean over its agents, without those whose expert hardly differs from random play.
 """
 
 import numpy as np

@@ -11,7 +11,10 @@ from reproduce.store import expert_scores
 
 NOTHING = "–"
 VALUES = ("score", "paper's score", "NSS", "paper's NSS")
-INTERVALS = "Cells: mean ± half width of the 95 % t interval over runs (number of runs); a single run has no interval."
+INTERVALS = (
+    "Cells: mean ± half width of the 95 % t interval over runs (number of runs); "
+    "fewer than three runs have no interval."
+)
 MARKS = (
     "NSS = (score − random) / (expert − random), by each side's own expert and random scores, because the experts are "
     "not the same. The mark compares it with the paper's: ↑ our interval over runs lies above the paper's (10 runs), "
@@ -35,7 +38,7 @@ def number(value: float, digits: int) -> str:
 def cell(value: Value, digits: int = 2) -> str:
     if math.isnan(value.mean):
         return NOTHING
-    half = "" if math.isnan(value.half) else f" ± {number(value.half, digits)}"
+    half = "" if math.isnan(value.half) or value.runs in (1, 2) else f" ± {number(value.half, digits)}"
     return number(value.mean, digits) + half + (f" ({value.runs})" if value.runs else "")
 
 
