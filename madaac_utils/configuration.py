@@ -34,6 +34,9 @@ def check_args(args) -> None:
             if hasattr(args, name) and not holds(getattr(args, name)):
                 raise UserError(f"{flag(name)} must be {expected}, got {getattr(args, name)}")
 
+    whole = " ".join(field.name for field in fields(args) if type(getattr(args, field.name)) is int)
+    require(whole, lambda x: x < 2**53, "a smaller number")
+    require("hidden_size", lambda x: x <= 2**14, "at most 16384")
     require("seed", lambda x: 0 <= x < 2**32, "from 0 to 4294967295")
     require("torch_threads total_timesteps num_envs save_every disc_memory", lambda x: x >= 0, "at least 0")
     require("num_steps hidden_size attention_heads n_demos log_every", lambda x: x >= 1, "at least 1")
