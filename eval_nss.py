@@ -111,8 +111,10 @@ def jobs_of(args: Args) -> list[Job]:
         for job in jobs:
             load_expert(job.env_id, **job.expert)
     if args.video:
-        if len(jobs) != 1 or args.policy == "random" or Path(args.video).suffix != ".mp4":
-            raise UserError(f"--video needs one run folder and a file name that ends in .mp4, got {args.video}")
+        if len(jobs) != 1 or args.policy == "random":
+            raise UserError(f"--video shows one run beside its expert; name one run folder, got {len(jobs)}")
+        if Path(args.video).suffix != ".mp4":
+            raise UserError(f"--video must end in .mp4, got {args.video}")
         require_can_draw(make_envs(jobs[0].env_id, 1), "--video")
         require_writable(Path(args.video).parent)
     return jobs

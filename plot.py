@@ -95,7 +95,11 @@ def draw_line(axis: plt.Axes, label: str, curves: list[tuple[np.ndarray, np.ndar
 
 def main(args: Args) -> None:
     if not args.runs:
-        raise UserError("name at least one run folder")
+        raise UserError("name at least one run folder, for example runs/keep_away__*")
+    folders = [folder for folder in args.runs if (Path(folder) / "config.json").is_file()]
+    if folders and len(folders) < len(args.runs):
+        print(f"left out, no run folders: {', '.join(sorted(set(args.runs) - set(folders)))}", file=sys.stderr)
+        args.runs = tuple(folders)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         raise UserError(f"--out must end in .png, .pdf or .svg, got {args.out}")
     runs = {Path(name): read_args(Path(name)) for name in args.runs}

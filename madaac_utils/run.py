@@ -98,7 +98,7 @@ class Run:
         learned_from = f", {self.args.n_demos} demonstrations" if hasattr(self.args, "n_demos") else ""
         budget = f"{self.total:,} {self.budget.replace('total_', '')}"
         print(f"{self.args.env_id}: {len(envs.agents)} agents{learned_from}, {budget}")
-        print(f"run folder: {self.folder}", flush=True)
+        print(f"run folder: {self.folder}" + (f", continued at step {self.step:,}" if self.step else ""), flush=True)
         if self.args.track:
             import wandb
 
@@ -146,7 +146,7 @@ class Run:
         last_line = self.started - 50  # without a terminal, the first line comes after 10 seconds, then one per minute
         quiet = not sys.stderr.isatty()
         bar = tqdm(total=total, initial=self.step, unit="step", unit_scale=True, desc=self.args.env_id, disable=quiet)
-        self.bar, self.status = bar, ""
+        self.bar, self.status = bar, "no episode has been logged yet"
         while self.step < total:
             self.previous, self.step = self.step, self.step + size
             yield self.step
@@ -155,8 +155,9 @@ class Run:
             now = time.time()
             if quiet and now - last_line > 60:
                 last_line, rate = now, (self.step - self.first_step) / (now - self.started)
-                left = (total - self.step) / rate / 60
-                print(f"step {self.step:,} of {total:,}, {left:.0f} minutes left, {self.status}", flush=True)
+                left = (total - self.step) / rate
+                time_left = f"{left / 60:.0f} minutes" if left > 100 else f"{left:.0f} seconds"
+                print(", ".join([f"step {self.step:,} of {total:,}", f"{time_left} left", self.status]), flush=True)
             finished = self.step >= total
             # Saving takes less than 2 % of the time, however large the buffer is, unless --save-every is 0.
             wait = max(self.args.save_every, 50 * self.save_seconds) if self.args.save_every else 0
