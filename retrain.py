@@ -243,12 +243,12 @@ def main(args: Args) -> None:
         learned_reward(args.run, envs)  # raises an error if the reward does not fit the task
     if args.rl == "maac" and len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
-    if args.rl == "maac" and args.hidden_size % maac.Args.attention_heads:
-        raise UserError(f"--hidden-size {args.hidden_size} must be a multiple of {maac.Args.attention_heads} for MAAC")
+    if args.rl == "maac" and args.hidden_size % maac.Args().attention_heads:
+        raise UserError(f"--hidden-size must be a multiple of {maac.Args().attention_heads}, got {args.hidden_size}")
     references = reference_scores(args.env_id, demos)
     args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
-    if args.rl == "maac" and args.total_timesteps <= maac.Args.learning_starts:
-        raise UserError(f"--total-timesteps must exceed {maac.Args.learning_starts}, where learning starts")
+    if args.rl == "maac" and args.total_timesteps <= maac.Args().learning_starts:
+        raise UserError(f"--total-timesteps must exceed {maac.Args().learning_starts}, where learning starts")
     train = train_mack if args.rl == "mack" else train_maac
     correlation = train(run, envs, references, reward)
     if correlation.count and correlation.mean() is None:  # a run that is too short for a logged point

@@ -92,6 +92,8 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script
         "made_by": f"{script.name}, the most probable action of each agent",
         "episodes_played": args.eval_episodes,
     }
+    for left_over in folder.glob(".*.tmp*"):  # of a process that was killed while it wrote
+        left_over.unlink(missing_ok=True)
     save_policy(folder / "policy.safetensors", policy.tensors, policy.header, envs)
     save_demos(folder / "demos.npz", demos_from_episodes(args.env_id, episodes, metadata)[: args.store_demos])
     card = {
