@@ -58,6 +58,7 @@ class Run:
         self.script, self.args, self.folder, self.budget = Path(script).resolve(), args, None, budget
         self.step = self.previous = 0
         self.seconds_before, self.started, self.bar = 0.0, time.time(), tqdm(disable=True)
+        self.processor_time_at_start = time.process_time()
         if args.resume:
             self.folder = Path(args.resume)
             self.args = resumed_args(self.folder, args, self.script, budget)
@@ -141,7 +142,7 @@ class Run:
 
     def steps(self, size: int = 1) -> Iterator[int]:
         """Yield the number of steps at the end of each iteration, which takes `size` of them."""
-        total, self.started = self.total, time.time()
+        total, self.started, self.processor_time_at_start = self.total, time.time(), time.process_time()
         self.first_step, self.saved_at, self.save_seconds = self.step, self.started, 0.0
         last_line = self.started - 50  # without a terminal, the first line comes after 10 seconds, then one per minute
         quiet = not sys.stderr.isatty()
@@ -183,8 +184,8 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training so far, over all parts of a resumed run."""
-        return self.seconds_before + time.time() - self.started
+        """Processor time of training so far, over all parts of a resumed run; other work on the machine adds little."""
+        return self.seconds_before + time.process_time() - self.processor_time_at_start
 
     def log(self, metrics: dict[str, torch.Tensor | float]) -> None:
         """Write metrics, episode returns and NSS to TensorBoard. A metric that is not finite ends the run."""

@@ -37,7 +37,7 @@ class Row:
     nss_greedy: float
     nss_last_500: float  # over the last 500 training episodes
     pcc: float  # correlation of learned and true rewards in retraining, nan for imitation
-    seconds: int
+    seconds: float  # of processor time; nan for rows that were measured by the clock of a busy machine
     commit: str
     reward_episodes: int  # episodes of the imitation that recovered the reward; 0 for imitation
     reward_arguments: str
@@ -67,10 +67,11 @@ def one_of(*choices: str) -> Callable[[str], str]:
 BY_NAME = {"stage": one_of(*STAGES), "task": one_of(*TASKS), "algorithm": one_of(*ALGORITHMS)}
 BY_NAME |= {"discriminator": one_of("none", *DISCRIMINATORS), "budget": one_of("default", "paper")}
 BY_NAME |= {"rl": one_of("", "mack", "maac"), "nss_last_500": number_or_nan, "pcc": number_or_nan}
+BY_NAME |= {"seconds": number_or_nan}
 BY_TYPE = {int: int, str: str, float: number, tuple[str, ...]: lambda text: tuple(text.split(";"))}
 BY_TYPE[tuple[float, ...]] = lambda text: tuple(map(number, text.split(";")))
 ROW_COLUMNS = {field.name: BY_NAME.get(field.name) or BY_TYPE[field.type] for field in fields(Row)}
-CURVE_COLUMNS = {"episodes": number, "seconds": number, "nss": number, "pcc": number_or_nan}
+CURVE_COLUMNS = {"episodes": number, "seconds": number_or_nan, "nss": number, "pcc": number_or_nan}
 PAPER_KEY = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
 PAPER_COLUMNS = dict.fromkeys(("table", *PAPER_KEY), str) | dict.fromkeys(("mean", "interval_95"), number)
 
@@ -140,7 +141,7 @@ def write_rows(path: Path, rows: dict[str, Row]) -> None:
 
 
 def read_curve(path: Path) -> list[dict]:
-    """The points of a curve: episodes (increasing), seconds, nss and pcc (nan if there is none)."""
+    """The points of a curve: episodes (increasing), seconds, nss and pcc (nan if unknown)."""
     points = read_table(path, CURVE_COLUMNS)
     for (_, before), (where, after) in itertools.pairwise(points):
         if after["episodes"] <= before["episodes"]:

@@ -73,7 +73,7 @@ def read_summary(folder: Path | None) -> dict | None:
             "nss_greedy": float(greedy["nss"]),
             "nss_last_500": math.nan if last is None else float(last),
             "pcc": math.nan if pcc is None else float(pcc),
-            "seconds": round(summary["seconds"]),
+            "seconds": float(summary["seconds"]),
             "commit": str(config.get("commit", "unknown")),
         }
     except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -242,6 +242,6 @@ class Workspace:
         for cell in cells:
             place, wanted = (cell.stage, cell.task, cell.algorithm), episodes_of(cell, self.grid)
             rows = [row for row in self.rows.values() if (row.stage, row.task, row.algorithm) == place]
-            times = [row.seconds * (wanted / row.episodes if wanted else 1) for row in rows]
+            times = [row.seconds * (wanted / row.episodes if wanted else 1) for row in rows if row.seconds > 0]
             total += sum(times) / len(times) if times else math.nan
         return total

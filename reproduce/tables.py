@@ -127,7 +127,7 @@ def efficiency_table(data: Data, name: str, title: str, tasks, choose=lambda n_d
     header = ["task", "demonstrations", "discriminator", "algorithm", "NSS", "episodes"]
     header += ["episodes to the goal", "seconds to the goal", "seconds"]
     caption = f"Imitation. The goal is the first point of the training curve at {GOALS}. {INTERVALS}"
-    return Table(name, title, f"{caption} Seconds are those of one CPU core of a busy machine.", header, rows)
+    return Table(name, title, f"{caption} Seconds are processor time of one core.", header, rows)
 
 
 def aggregate_table(data: Data) -> Table:
