@@ -108,7 +108,8 @@ def headline_figure(data: Data) -> Figure | None:
         if cloning.runs >= MIN_RUNS:
             low, high = cloning.mean - cloning.half, cloning.mean + cloning.half
             axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)
-        axis.set_xscale("log")
+        if any(len(line.get_xdata()) > 2 for line in axis.lines):  # a curve, not only levels
+            axis.set_xscale("log")
         axis.set_xlabel(unit, fontsize=8)
         axes[row, 0].set_ylabel("NSS", fontsize=8)
         axes[0, column].set_title(TASKS[task], fontsize=9)

@@ -167,10 +167,9 @@ def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:
 def mean_curve(curves: list[dict[str, np.ndarray]], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The axis, the mean over runs and the half width of its 95 % interval, where all runs have values.
 
-    Runs are averaged at equal episodes. The axis of seconds has their mean seconds at those episodes, because runs on a
-    busy machine take different times, and a mean at equal seconds would mix runs that are at different points.
+    Runs are averaged at equal episodes; the axis of seconds has their mean seconds at those episodes.
     """
-    known = [~np.isnan(curve[y]) for curve in curves]
+    known = [~(np.isnan(curve[x]) | np.isnan(curve[y])) for curve in curves]
     curves = [{name: curve[name][there] for name in curve} for curve, there in zip(curves, known) if there.any()]
     if not curves:
         return np.empty(0), np.empty(0), np.empty(0)
