@@ -30,7 +30,7 @@ class Args(ExperimentArgs):
     demos: str = ""
     """a file of your own demonstrations (.npz) instead of those shipped for the task"""
     total_timesteps: int = 0
-    """environment steps over all copies; 0 is 10,000 episodes, 20,000 for rover_tower: a fifth of the paper's"""
+    """environment steps over all copies; 0 is 10,000 episodes (paper: 50,000, Rover Tower 100,000)"""
     num_envs: int = 100
     """copies of the task, stepped in lockstep"""
 
@@ -97,7 +97,6 @@ from env_utils import RecordEpisodes, make_envs
 from madaac_utils.configuration import total_timesteps
 from madaac_utils.demos import Transitions, load_demos, reference_scores
 from madaac_utils.files import UserError, exit_on_user_error
-from madaac_utils.paper import paper_episodes
 from madaac_utils.run import Run
 
 LOG_PROB_MIN = -20.0  # log pi in the discriminators is at least this, so that rewards stay bounded
@@ -258,6 +257,12 @@ class Discriminators(nn.Module):
         h, next_h = self.apply_network(self.h, torch.cat([batch.obs, batch.next_obs], 1)).chunk(2, 1)
         return self.reward(batch.obs, batch.actions) + self.gamma * next_h - h
 
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradient norm, of each agent by itself if decentralized; returns the (largest) norm."""
+        if self.joint:
+            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        return clip_each_agent(self, max_norm).max()
+
 
 def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
     """One network that sees the inputs of all agents and has one output per agent."""
@@ -409,7 +414,7 @@ def main(args: Args) -> None:
     demos = load_demos(args.demos or args.env_id, envs)
     expert, unseen_expert = demos.split(args.n_demos, device)
     references = reference_scores(args.env_id, args.demos)
-    args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id) // 5)
+    args.total_timesteps = total_timesteps(args, envs, default_episodes=10_000)
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
     if args.learning_starts >= args.total_timesteps or args.buffer_size < args.num_envs:
@@ -484,13 +489,9 @@ def main(args: Args) -> None:
             loss, disc_metrics = discriminator_loss(logits_learner, logits_expert, args)
             disc_optimizer.zero_grad()
             loss.backward()
-            if discriminators.joint:
-                norm = nn.utils.clip_grad_norm_(discriminators.parameters(), args.disc_max_grad_norm)
-            else:
-                norm = clip_each_agent(discriminators, args.disc_max_grad_norm).max()
+            metrics["gradients/discriminator"] = discriminators.clip_gradients(args.disc_max_grad_norm)
             disc_optimizer.step()
             metrics |= policy_metrics | disc_metrics
-            metrics["gradients/discriminator"] = norm
 
         if run.due(run.log_every):
             if unseen_expert.actions.numel():
