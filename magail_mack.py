@@ -122,13 +122,12 @@ def stacked_mlp(fan_in: torch.Tensor, size_in: int, hidden: int, size_out: int) 
 
 
 @torch.no_grad()
-def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> nn.Sequential:
+def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
     """As the released MACK does: orthogonal weights with gain sqrt(2), gain_out for the output, and zero biases."""
     for layer, gain in zip(linear_layers(network), (2**0.5, 2**0.5, gain_out)):
         for weight in layer.weight:
             nn.init.orthogonal_(weight, gain)
         layer.bias.zero_()
-    return network
 
 
 def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
@@ -275,8 +274,9 @@ class KFAC:
     def step(self) -> torch.Tensor:
         """A step on the gradients of the parameters; returns by how much each agent's step was shortened."""
         if self.steps % self.eigen_every == 0:
-            self.eigenvalues, self.eigenvectors = map(list, zip(*map(torch.linalg.eigh, self.factors)))
-            self.eigenvalues = [d.where(d > 1e-6, 0.0) for d in self.eigenvalues]
+            for k, factor in enumerate(self.factors):
+                d, self.eigenvectors[k] = torch.linalg.eigh(factor)
+                self.eigenvalues[k] = d.where(d > 1e-6, 0.0)
         directions = []  # V = F^-1 grad
         for k, layer in enumerate(self.layers):
             d_a, d_g = self.eigenvalues[2 * k : 2 * k + 2]
