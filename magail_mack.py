@@ -106,9 +106,6 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-Recording = list[tuple[torch.Tensor, torch.Tensor]]  # inputs of linear layers and outputs before the activation
-
-
 def stacked_mlp(fan_in: torch.Tensor, size_in: int, hidden: int, size_out: int) -> nn.Sequential:
     """One network with two hidden layers per agent."""
     wide = torch.full_like(fan_in, hidden)
@@ -121,6 +118,10 @@ def stacked_mlp(fan_in: torch.Tensor, size_in: int, hidden: int, size_out: int) 
     )
 
 
+def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
+    return [module for module in network if isinstance(module, StackedLinear)]
+
+
 @torch.no_grad()
 def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
     """As the released MACK does: orthogonal weights with gain sqrt(2), gain_out for the output, and zero biases."""
@@ -130,8 +131,7 @@ def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
         layer.bias.zero_()
 
 
-def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
-    return [module for module in network if isinstance(module, StackedLinear)]
+Recording = list[tuple[torch.Tensor, torch.Tensor]]  # inputs of linear layers and outputs before the activation
 
 
 def forward_and_record(network: nn.Sequential, x: torch.Tensor, recording: Recording | None) -> torch.Tensor:
@@ -180,7 +180,7 @@ class Values(nn.Module):
 
     def __init__(self, envs, hidden: int):
         super().__init__()
-        self.obs_sizes, self.num_actions = list(map(int, envs.obs_sizes)), list(map(int, envs.num_actions))
+        self.obs_sizes, self.num_actions = envs.obs_sizes.tolist(), envs.num_actions.tolist()
         num, size_in = len(self.obs_sizes), sum(self.obs_sizes) + sum(self.num_actions) + 1
         self.network = stacked_mlp(torch.full((num,), size_in), size_in, hidden, 1)
         initialize_orthogonally(self.network, gain_out=1.0)
