@@ -126,7 +126,7 @@ def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
 @torch.no_grad()
 def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
     """As the released MACK does: orthogonal weights with gain sqrt(2), gain_out for the output, and zero biases."""
-    for layer, gain in zip(linear_layers(network), (2**0.5, 2**0.5, gain_out)):
+    for layer, gain in zip(linear_layers(network), (2**0.5, 2**0.5, gain_out), strict=True):
         for weight in layer.weight:
             nn.init.orthogonal_(weight, gain)
         layer.bias.zero_()
@@ -193,7 +193,7 @@ class Values(nn.Module):
         """obs [agents, batch, widest obs], actions [agents, batch], time [batch] from 0 to 1 -> [agents, batch]."""
         num, batch, _ = obs.shape
         joint_obs = torch.cat([own[:, :size] for own, size in zip(obs, self.obs_sizes)], -1)  # [batch, sum of sizes]
-        joint_action = torch.cat([F.one_hot(own, size) for own, size in zip(actions, self.num_actions)], -1)
+        joint_action = torch.cat([F.one_hot(own, number) for own, number in zip(actions, self.num_actions)], -1)
         time = time.view(1, batch, 1).expand(num, -1, -1)
         x = torch.cat([joint_obs.expand(num, -1, -1), joint_action * self.others, time], -1)
         return forward_and_record(self.network, x, recording)[..., 0]
@@ -292,7 +292,7 @@ class KFAC:
             for k, factor in enumerate(self.factors):
                 d, self.eigenvectors[k] = torch.linalg.eigh(factor)
                 self.eigenvalues[k] = d.where(d > 1e-6, 0.0)
-        directions = []  # V = F^-1 grad
+        directions = []  # V, the damped inverse of F times the gradient
         for k, layer in enumerate(self.layers):
             d_a, d_g = self.eigenvalues[2 * k : 2 * k + 2]
             q_a, q_g = self.eigenvectors[2 * k : 2 * k + 2]

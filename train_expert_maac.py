@@ -365,7 +365,7 @@ def main(args: Args) -> None:
     args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
-    if not max(args.batch_size, args.num_envs) <= args.buffer_size or args.batch_size >= args.total_timesteps:
+    if max(args.batch_size, args.num_envs) > args.buffer_size or args.batch_size >= args.total_timesteps:
         raise UserError(
             "--buffer-size must hold --batch-size and --num-envs, and --total-timesteps exceed --batch-size"
         )
