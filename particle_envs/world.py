@@ -77,7 +77,8 @@ def check_actions(actions: np.ndarray, num_envs: int, agents: list[str], num_act
     if actions.dtype.kind not in "iu":
         raise TaskError(f"actions must be integers, got {actions.dtype}")
     actions = actions.astype(np.int64, copy=False)
-    invalid = (actions < 0) | (actions >= num_actions)
+    # Seen as unsigned, a negative action is a huge number, so that one comparison finds both kinds of mistake.
+    invalid = actions.view(np.uint64) >= num_actions.astype(np.uint64)
     if invalid.any():
         env, agent = np.argwhere(invalid)[0]
         action, last = actions[env, agent], num_actions[agent] - 1
