@@ -45,8 +45,6 @@ class Args(ExperimentArgs):
     """KFAC step size of the value functions, before the KL clip"""
     kl_clip: float = 0.001
     """bound of the squared length of a policy step in the metric of the Fisher matrix (twice its KL divergence)"""
-    critic_kl_clip: float = 0.01
-    """the same for the value functions"""
     entropy: float = 0.01
     """policy entropy coefficient"""
     critic_max_grad_norm: float = 10.0
@@ -61,8 +59,6 @@ class Args(ExperimentArgs):
     """decentralized: D_i(o_i, a_i), one network per agent; centralized: one network for all agents"""
     disc_actions: Literal["auto", "yes", "no"] = "auto"
     """whether D sees actions; auto: yes if decentralized, no if centralized"""
-    disc_reward: Literal["log_d", "logit", "softplus", "centered"] = "log_d"
-    """log D (the paper's); log D - log(1 - D); -log(1 - D); or 2 D - 1 (the released code's)"""
     disc_lr: float = 0.01
     """Adam step size of the discriminators"""
     disc_updates: int = 1
@@ -91,6 +87,8 @@ from madaac_utils.files import UserError, exit_on_user_error
 from madaac_utils.paper import paper_episodes
 from madaac_utils.run import Run
 
+VALUE_KL_CLIP = 0.01  # of the value functions; ten times that of the policies, so that they follow growing rewards
+
 # Networks, stacked over agents
 
 
@@ -108,9 +106,6 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
-Recording = list[tuple[torch.Tensor, torch.Tensor]]  # inputs of linear layers and outputs before the activation
-
-
 def stacked_mlp(fan_in: torch.Tensor, size_in: int, hidden: int, size_out: int) -> nn.Sequential:
     """One network with two hidden layers per agent."""
     wide = torch.full_like(fan_in, hidden)
@@ -123,19 +118,20 @@ def stacked_mlp(fan_in: torch.Tensor, size_in: int, hidden: int, size_out: int) 
     )
 
 
+def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
+    return [module for module in network if isinstance(module, StackedLinear)]
+
+
 @torch.no_grad()
-def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> nn.Sequential:
+def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
     """As the released MACK does: orthogonal weights with gain sqrt(2), gain_out for the output, and zero biases."""
-    layers = linear_layers(network)
-    for layer, gain in zip(layers, [2**0.5] * (len(layers) - 1) + [gain_out]):
+    for layer, gain in zip(linear_layers(network), (2**0.5, 2**0.5, gain_out), strict=True):
         for weight in layer.weight:
             nn.init.orthogonal_(weight, gain)
         layer.bias.zero_()
-    return network
 
 
-def linear_layers(network: nn.Sequential) -> list[StackedLinear]:
-    return [module for module in network if isinstance(module, StackedLinear)]
+Recording = list[tuple[torch.Tensor, torch.Tensor]]  # inputs of linear layers and outputs before the activation
 
 
 def forward_and_record(network: nn.Sequential, x: torch.Tensor, recording: Recording | None) -> torch.Tensor:
@@ -184,37 +180,34 @@ class Values(nn.Module):
 
     def __init__(self, envs, hidden: int):
         super().__init__()
-        obs_sizes, num_actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
-        num, self.widest_action = len(obs_sizes), int(num_actions.max())
-        # The columns of the padded, concatenated observations and one-hot actions that belong to an agent
-        real_obs = (torch.arange(int(obs_sizes.max())) < obs_sizes[:, None]).flatten().nonzero()[:, 0]
-        real_action = (torch.arange(self.widest_action) < num_actions[:, None]).flatten().nonzero()[:, 0]
-        owner = torch.arange(num).repeat_interleave(num_actions)
-        others = (owner != torch.arange(num)[:, None]).float()[:, None]  # [agents, 1, sum of actions]: 0 for own action
-        for name, buffer in (("real_obs", real_obs), ("real_action", real_action), ("others", others)):
-            self.register_buffer(name, buffer, persistent=False)
-        size_in = len(real_obs) + len(real_action) + 1
+        self.obs_sizes, self.num_actions = envs.obs_sizes.tolist(), envs.num_actions.tolist()
+        num, size_in = len(self.obs_sizes), sum(self.obs_sizes) + sum(self.num_actions) + 1
         self.network = stacked_mlp(torch.full((num,), size_in), size_in, hidden, 1)
         initialize_orthogonally(self.network, gain_out=1.0)
+        owner = torch.arange(num).repeat_interleave(torch.tensor(self.num_actions))  # of each entry of the joint action
+        others = (owner != torch.arange(num)[:, None]).float()[:, None]  # [agents, 1, sum of actions]: 0 for own action
+        self.register_buffer("others", others, persistent=False)
 
     def forward(self, obs, actions, time, recording: Recording | None = None) -> torch.Tensor:
         """obs [agents, batch, widest obs], actions [agents, batch], time [batch] from 0 to 1 -> [agents, batch]."""
         num, batch, _ = obs.shape
-        joint_obs = obs.transpose(0, 1).flatten(1)[:, self.real_obs]  # [batch, sum of obs sizes]
-        one_hot = F.one_hot(actions, self.widest_action).to(obs.dtype).transpose(0, 1).flatten(1)[:, self.real_action]
+        joint_obs = torch.cat([own[:, :size] for own, size in zip(obs, self.obs_sizes)], -1)  # [batch, sum of sizes]
+        joint_action = torch.cat([F.one_hot(own, number) for own, number in zip(actions, self.num_actions)], -1)
         time = time.view(1, batch, 1).expand(num, -1, -1)
-        x = torch.cat([joint_obs.expand(num, -1, -1), one_hot * self.others, time], -1)
+        x = torch.cat([joint_obs.expand(num, -1, -1), joint_action * self.others, time], -1)
         return forward_and_record(self.network, x, recording)[..., 0]
 
 
 class Discriminators(nn.Module):
     """The logit of D_i, the probability that (o_i, a_i), or what all agents observe, comes from the expert."""
 
+    reward_form = "log_d"  # the recovered reward is log D
+
     def __init__(self, envs, args: Args):
         super().__init__()
         obs_sizes, num_actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
         num, widest_obs, self.widest_action = len(obs_sizes), int(obs_sizes.max()), int(num_actions.max())
-        self.reward_form, self.joint = args.disc_reward, args.discriminator == "centralized"
+        self.joint = args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size = widest_obs + self.sees_actions * self.widest_action
         if self.joint:
@@ -232,13 +225,8 @@ class Discriminators(nn.Module):
         return self.reward_network(obs)[..., 0]
 
     def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-        """[agents, batch]; log D = -softplus(-logit), -log(1 - D) = softplus(logit)"""
-        logits = self(obs, actions)
-        if self.reward_form == "log_d":
-            return -F.softplus(-logits)
-        if self.reward_form == "softplus":
-            return F.softplus(logits)
-        return 2 * torch.sigmoid(logits) - 1 if self.reward_form == "centered" else logits
+        """log D_i = -softplus(-logit), [agents, batch]"""
+        return -F.softplus(-self(obs, actions))
 
 
 def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
@@ -256,47 +244,48 @@ class KFAC:
     The Fisher matrix of a layer's weights is approximated by the Kronecker product of A, the second moment of the
     layer's inputs, and G, the second moment of the gradients of each example's log-likelihood by its outputs. A bias is
     a layer of its own with the constant input 1. In the eigenbases Q_A and Q_G of A and G, the damped inverse is a
-    division by d_A d_G^T + damping, with d the eigenvalues. Each agent's step is shortened so that its squared length
-    in this metric, lr^2 <V, grad>, is at most `kl_clip`.
+    division by d_A d_G^T + damping, with d the eigenvalues.
     """
 
     momentum, decay, damping, eigen_every = 0.9, 0.99, 0.01, 10  # those of ikostrikov's code
 
-    def __init__(self, layers: list[StackedLinear], lr: float, kl_clip: float):
-        self.layers, self.lr, self.kl_clip, self.steps = layers, lr, kl_clip, 0
-        self.factors, self.eigen = [], []  # per layer: [A, G], and [d_A, Q_A, d_G, Q_G]
-        for agents, size_in, size_out in (layer.weight.shape for layer in layers):
-            a, g = (layers[0].weight.new_zeros(agents, size, size) for size in (size_in, size_out))
-            self.factors.append([a, g])
-            self.eigen.append([a[:, 0].clone(), a.clone(), g[:, 0].clone(), g.clone()])
-        self.parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+    def __init__(self, network: nn.Sequential, lr: float, kl_clip: float):
+        self.layers, self.lr, self.kl_clip, self.steps = linear_layers(network), lr, kl_clip, 0
+        self.parameters = list(network.parameters())  # weight and bias of each layer
         self.velocity = [torch.zeros_like(parameter) for parameter in self.parameters]
+        # A and G of the first layer, A and G of the second, ...: [agents, in, in] and [agents, out, out]
+        weights = [layer.weight for layer in self.layers]
+        self.factors = [w.new_zeros(len(w), size, size) for w in weights for size in w.shape[1:]]
+        self.eigenvalues = [torch.zeros_like(factor[:, 0]) for factor in self.factors]
+        self.eigenvectors = [torch.zeros_like(factor) for factor in self.factors]
 
     @torch.no_grad()
-    def observe(self, recording: Recording, output_gradients: list[torch.Tensor]) -> None:
-        """Inputs of the layers, and gradients by their outputs of the *mean* log-likelihood over the batch."""
-        for k, ((inputs, _), gradient) in enumerate(zip(recording, output_gradients)):
-            batch = inputs.shape[1]
-            example_gradient = batch * gradient  # undoes the mean: the gradient of each example
-            a = inputs.transpose(1, 2) @ inputs / batch  # [agents, in, in]
-            g = example_gradient.transpose(1, 2) @ example_gradient / batch  # [agents, out, out]
-            for factor, new in zip(self.factors[k], (a, g)):
-                factor.lerp_(new, 1 - self.decay if self.steps else 1.0)
+    def observe(self, recording: Recording, log_likelihood: torch.Tensor) -> None:
+        """Update the running means A and G. The log-likelihood is a mean over the batch, summed over agents."""
+        gradients = torch.autograd.grad(log_likelihood, [output for _, output in recording], retain_graph=True)
+        vectors = []  # [agents, batch, in] and [agents, batch, out] of each layer
+        for (inputs, _), gradient in zip(recording, gradients):
+            vectors += [inputs, inputs.shape[1] * gradient]  # the factor undoes the mean: the gradient of each example
+        for factor, x in zip(self.factors, vectors):
+            second_moment = x.mT @ x / x.shape[1]
+            factor.lerp_(second_moment, 1 - self.decay if self.steps else 1.0)
 
     @torch.no_grad()
     def step(self) -> torch.Tensor:
         """A step on the gradients of the parameters; returns by how much each agent's step was shortened."""
         if self.steps % self.eigen_every == 0:
-            self.eigen = []
-            for factors in self.factors:
-                decompositions = [torch.linalg.eigh(factor) for factor in factors]
-                self.eigen.append([part for d, q in decompositions for part in (d.where(d > 1e-6, 0.0), q)])
-        directions = []
-        for layer, (d_a, q_a, d_g, q_g) in zip(self.layers, self.eigen):
+            for k, factor in enumerate(self.factors):
+                d, self.eigenvectors[k] = torch.linalg.eigh(factor)
+                self.eigenvalues[k] = d.where(d > 1e-6, 0.0)
+        directions = []  # V, the damped inverse of F times the gradient
+        for k, layer in enumerate(self.layers):
+            d_a, d_g = self.eigenvalues[2 * k : 2 * k + 2]
+            q_a, q_g = self.eigenvectors[2 * k : 2 * k + 2]
             rotated = q_a.mT @ layer.weight.grad @ q_g  # [agents, in, out]
             rotated /= d_a[:, :, None] * d_g[:, None, :] + self.damping
             directions.append(q_a @ rotated @ q_g.mT)
             directions.append(layer.bias.grad @ q_g / (d_g[:, None, :] + self.damping) @ q_g.mT)
+        # The squared length of each agent's step in the metric F, lr^2 <V, grad>, becomes at most kl_clip.
         products = [(v * p.grad).flatten(1).sum(1) for v, p in zip(directions, self.parameters)]
         squared_length = self.lr**2 * sum(products)  # [agents]
         shorten = (self.kl_clip / squared_length.clamp(min=1e-20)).sqrt().clamp(max=1.0)
@@ -307,15 +296,13 @@ class KFAC:
         return shorten
 
     def state_dict(self) -> dict:
-        return {"factors": self.factors, "eigen": self.eigen, "velocity": self.velocity, "steps": self.steps}
+        names = ("steps", "velocity", "factors", "eigenvalues", "eigenvectors")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict) -> None:
         device = self.velocity[0].device
-        self.factors, self.eigen = (
-            [[x.to(device) for x in parts] for parts in state[key]] for key in ("factors", "eigen")
-        )
-        self.velocity = [part.to(device) for part in state["velocity"]]
-        self.steps = state["steps"]
+        for name, value in state.items():
+            setattr(self, name, value if name == "steps" else [tensor.to(device) for tensor in value])
 
 
 # Data
@@ -330,33 +317,21 @@ class Rollout(NamedTuple):
     time: torch.Tensor  # the share of the episode that was over, [steps, envs]
 
 
-def empty_rollout(num_steps: int, envs, device: torch.device) -> Rollout:
-    shape, agents, widest = (num_steps, envs.num_envs), len(envs.agents), int(max(envs.obs_sizes))
-    return Rollout(
-        obs=torch.zeros(*shape, agents, widest, device=device),
-        actions=torch.zeros(*shape, agents, dtype=torch.int64, device=device),
-        next_obs=torch.zeros(*shape, agents, widest, device=device),
-        rewards=torch.zeros(*shape, agents, device=device),
-        done=torch.zeros(shape, dtype=torch.bool, device=device),
-        time=torch.zeros(shape, device=device),
-    )
-
-
 def agents_first(x: torch.Tensor) -> torch.Tensor:
     """[steps, envs, agents, ...] -> [agents, steps * envs, ...]"""
     return x.flatten(0, 1).transpose(0, 1)
 
 
 @torch.no_grad()
-def roll_out(envs: RecordEpisodes, policies: Policies, rollout: Rollout) -> None:
-    """Fill the rollout with steps of the current policies."""
-    for t in range(len(rollout.obs)):
-        rollout.obs[t] = torch.as_tensor(envs.obs)
-        rollout.time[t] = torch.as_tensor(envs.age * (1 / envs.episode_length))
-        actions = sample(policies(rollout.obs[t].transpose(0, 1)).log_softmax(-1)).T
+def roll_out(envs: RecordEpisodes, policies: Policies, num_steps: int, device: torch.device) -> Rollout:
+    """Steps of the current policies in all copies of the task."""
+    steps = []
+    for _ in range(num_steps):
+        obs, time = torch.as_tensor(envs.obs, device=device), envs.age * (1 / envs.episode_length)
+        actions = sample(policies(obs.transpose(0, 1)).log_softmax(-1)).T  # [envs, agents]
         next_obs, rewards, _, done = envs.step(actions.cpu().numpy())
-        rollout.actions[t], rollout.next_obs[t] = actions, torch.as_tensor(next_obs)
-        rollout.rewards[t], rollout.done[t] = torch.as_tensor(rewards), torch.as_tensor(done)
+        steps.append((obs, actions, *(torch.as_tensor(x, device=device) for x in (next_obs, rewards, done, time))))
+    return Rollout(*map(torch.stack, zip(*steps)))
 
 
 class Memory:
@@ -366,11 +341,8 @@ class Memory:
         """`batch` is the number of transitions that are added at a time; the size is rounded down to a multiple."""
         self.size, self.added = size // batch * batch, 0
         agents, widest = len(envs.agents), int(max(envs.obs_sizes))
-        self.store = Transitions(
-            obs=torch.zeros(agents, self.size, widest, device=device),
-            actions=torch.zeros(agents, self.size, dtype=torch.int64, device=device),
-            next_obs=torch.zeros(agents, self.size, widest, device=device),
-        )
+        obs, next_obs = torch.zeros(2, agents, self.size, widest, device=device)
+        self.store = Transitions(obs, torch.zeros(agents, self.size, dtype=torch.int64, device=device), next_obs)
 
     def add(self, transitions: Transitions) -> None:
         """Each transition comes in with probability size / (number added so far) and replaces a random one."""
@@ -398,38 +370,23 @@ class Memory:
 # Losses
 
 
-def generalized_advantages(rewards, values, next_values, done, gamma: float, gae_lambda: float) -> torch.Tensor:
-    """A_t = delta_t + gamma lambda A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t.
-
-    At the end of an episode A_t = delta_t.
-
-    All arguments are [steps, envs, agents], done is [steps, envs].
-    """
-    advantages, following = torch.empty_like(rewards), torch.zeros_like(rewards[0])
-    deltas = rewards + gamma * next_values - values
-    for t in reversed(range(len(rewards))):
-        following = deltas[t] + gamma * gae_lambda * (~done[t])[:, None] * following
-        advantages[t] = following
-    return advantages
-
-
 @torch.no_grad()
 def advantages_and_returns(rollout: Rollout, rewards: torch.Tensor, policies, values, episode_length: int, args):
-    """GAE on rewards [steps, envs, agents]; returns advantages and value targets, [agents, steps * envs] each."""
-    steps, envs, agents = rewards.shape
-    obs, actions = agents_first(rollout.obs), agents_first(rollout.actions)
-    v = values(obs, actions, rollout.time.flatten()).T.view(steps, envs, agents)
-    # The value of the next step is in the rollout. Where an episode ends there is nothing more to come; where only the
-    # rollout ends, V is computed for the true successor with actions that are sampled there.
+    """Generalized advantages and value targets, [agents, steps * envs] each, from rewards [steps, envs, agents].
+
+    A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t. Where an episode ends, A_{t+1} and
+    V_{t+1} are 0.
+    """
+    v = values(agents_first(rollout.obs), agents_first(rollout.actions), rollout.time.flatten()).T.view_as(rewards)
     next_v = torch.cat([v[1:], torch.zeros_like(v[:1])])
-    unfinished = torch.zeros_like(rollout.done)
-    unfinished[-1] = ~rollout.done[-1]
-    if unfinished.any():
-        last_obs = rollout.next_obs[unfinished].transpose(0, 1)  # [agents, unfinished, widest obs]
+    if not rollout.done[-1].all():  # the rollout ends within an episode: V of the true successors and sampled actions
+        last_obs = rollout.next_obs[-1].transpose(0, 1)  # [agents, envs, widest obs]
         last_actions = sample(policies(last_obs).log_softmax(-1))
-        next_v[unfinished] = values(last_obs, last_actions, rollout.time[unfinished] + 1 / episode_length).T
+        next_v[-1] = values(last_obs, last_actions, rollout.time[-1] + 1 / episode_length).T
     next_v[rollout.done] = 0.0
-    advantages = generalized_advantages(rewards, v, next_v, rollout.done, args.gamma, args.gae_lambda)
+    advantages = rewards + args.gamma * next_v - v  # delta_t
+    for t in reversed(range(len(rewards) - 1)):
+        advantages[t] += args.gamma * args.gae_lambda * (~rollout.done[t])[:, None] * advantages[t + 1]
     return agents_first(advantages), agents_first(advantages + v)
 
 
@@ -444,13 +401,11 @@ def mack_update(rollout, advantages, returns, policies, values, policy_kfac: KFA
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean(1)  # [agents]
     v = values(obs, actions, rollout.time.flatten(), value_recording)
 
-    # Log-likelihoods of samples from the models themselves: the actions, and for V, the mean of a Gaussian, v + noise.
-    # The squared error lacks its 1/2 as in the released code, so that the output of V has G of about 4.
-    likelihood = log_prob.mean(1).sum() - (v - (v + torch.randn_like(v)).detach()).square().mean(1).sum()
-    outputs = [output for _, output in policy_recording + value_recording]
-    output_gradients = torch.autograd.grad(likelihood, outputs, retain_graph=True)
-    policy_kfac.observe(policy_recording, output_gradients[: len(policy_recording)])
-    value_kfac.observe(value_recording, output_gradients[len(policy_recording) :])
+    # The Fisher matrix, from samples of the models themselves: the actions for pi, and for V, the mean of a Gaussian,
+    # v + noise. The squared error lacks its 1/2 as in the released code, so that the output of V has G of about 4.
+    noisy_v = (v + torch.randn_like(v)).detach()
+    policy_kfac.observe(policy_recording, log_prob.mean(1).sum())
+    value_kfac.observe(value_recording, -(v - noisy_v).square().mean(1).sum())
 
     policy_loss = (-(normalized * log_prob).mean(1) - args.entropy * entropy).sum()
     value_loss = F.huber_loss(v, returns, reduction="none").mean(1).sum()
@@ -517,10 +472,10 @@ def main(args: Args) -> None:
     policies = Policies(envs, args.hidden_size).to(device)
     values = Values(envs, args.hidden_size).to(device)
     discriminators = Discriminators(envs, args).to(device)
-    policy_kfac = KFAC(linear_layers(policies.network), args.policy_lr, args.kl_clip)
-    value_kfac = KFAC(linear_layers(values.network), args.critic_lr, args.critic_kl_clip)
+    policy_kfac = KFAC(policies.network, args.policy_lr, args.kl_clip)
+    value_kfac = KFAC(values.network, args.critic_lr, VALUE_KL_CLIP)
     disc_optimizer = torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True)
-    rollout, memory = empty_rollout(args.num_steps, envs, device), Memory(args.disc_memory, batch, envs, device)
+    memory = Memory(args.disc_memory, batch, envs, device)
     run.start(
         envs,
         references,
@@ -535,10 +490,10 @@ def main(args: Args) -> None:
 
     for _ in run.steps(batch):
         # Roll out the current policies.
-        roll_out(envs, policies, rollout)
-        transitions = Transitions(*(agents_first(part) for part in rollout[:3]))
+        rollout = roll_out(envs, policies, args.num_steps, device)
+        transitions = Transitions(*map(agents_first, rollout[:3]))
 
-        # Rewards: r_i = log D_i(o_i, a_i), with the current discriminators.
+        # Rewards r_i = log D_i by the current discriminators
         with torch.no_grad():
             learned_rewards = discriminators.reward(transitions.obs, transitions.actions)  # [agents, batch]
         rewards = rollout.rewards if args.true_reward else learned_rewards.T.view_as(rollout.rewards)
@@ -568,8 +523,8 @@ def main(args: Args) -> None:
 
         if run.due(run.log_every):
             metrics |= disc_metrics | {"gradients/discriminator": norm}
-            metrics |= {"discriminator/reward_mean": learned_rewards.mean()}
-            metrics |= {"discriminator/reward_std": learned_rewards.std()}
+            metrics["discriminator/reward_mean"] = learned_rewards.mean()
+            metrics["discriminator/reward_std"] = learned_rewards.std()
             if unseen_expert.actions.numel():
                 with torch.no_grad():
                     logits = discriminators(unseen_expert.obs, unseen_expert.actions)

@@ -1,10 +1,10 @@
 """Retraining: new policies from scratch on the frozen reward that a run recovered.
 
 The second question of Jeon et al. 2020 (arXiv 2002.10525): is the recovered reward good enough for a new learner to act
-like the expert? The reward is g for MA-AIRL and MA-DAAC and log D for MA-GAIL (or what its --disc-reward says), divided
-by the episode length; the task's own reward only judges. The learner is MACK on small tasks and MAAC on rover_tower, as
-in the paper, with the networks and losses of mairl_mack.py and madaac_discrete.py. NSS and PCC, the Pearson correlation
-of learned and true rewards, are logged. docs/retrain.md has more.
+like the expert? The reward is g for MA-AIRL and MA-DAAC and log D for MA-GAIL, divided by the episode length; the
+task's own reward only judges. The learner is MACK on small tasks and MAAC on rover_tower, as in the paper, with the
+networks and losses of mairl_mack.py and madaac_discrete.py. NSS and PCC, the Pearson correlation of learned and true
+rewards, are logged. docs/retrain.md has more.
 
     python retrain.py runs/cooperative_navigation__madaac_discrete__1__1700000000
 """
@@ -142,9 +142,8 @@ def train_mack(run: Run, envs: RecordEpisodes, references: dict, reward: Learned
     settings = mack.Args(gamma=args.gamma)
     policies = mack.Policies(envs, args.hidden_size).to(device)
     values = mack.Values(envs, args.hidden_size).to(device)
-    policy_kfac = mack.KFAC(mack.linear_layers(policies.network), settings.policy_lr, settings.kl_clip)
-    value_kfac = mack.KFAC(mack.linear_layers(values.network), settings.critic_lr, settings.critic_kl_clip)
-    rollout = mack.empty_rollout(settings.num_steps, envs, device)
+    policy_kfac = mack.KFAC(policies.network, settings.policy_lr, settings.kl_clip)
+    value_kfac = mack.KFAC(values.network, settings.critic_lr, mack.VALUE_KL_CLIP)
     correlation = Correlation(len(envs.agents))
     run.start(
         envs,
@@ -156,7 +155,7 @@ def train_mack(run: Run, envs: RecordEpisodes, references: dict, reward: Learned
         correlation=correlation,
     )
     for _ in run.steps(args.num_envs * settings.num_steps):
-        mack.roll_out(envs, policies, rollout)
+        rollout = mack.roll_out(envs, policies, settings.num_steps, device)
         rewards = rollout.rewards
         if reward is not None:
             flat = reward(rollout.obs.flatten(0, 1).cpu(), rollout.actions.flatten(0, 1).cpu())

@@ -344,17 +344,6 @@ def soft_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 
-def record_only(run: Run, envs) -> None:
-    """Record a policy that was trained before."""
-    args, path = run.args, Path(run.args.record_only)
-    path = path / "policy.safetensors" if path.is_dir() else path
-    policy = load_policy(path, envs)
-    record_expert(policy, envs, args, training_of(path, envs.episode_length), run.script)
-    if args.capture_video:
-        folder = Path(args.experts) / task_name(args.env_id)
-        write_video(folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
-
-
 def main(args: Args) -> None:
     run = Run(__file__, args)  # a new run, or the one that --resume names
     args, device = run.args, run.device
@@ -366,12 +355,17 @@ def main(args: Args) -> None:
     if (expert_folder / "card.json").is_file():
         print(f"the expert in {expert_folder} will be replaced at the end (--experts names another place)")
     if args.record_only:
-        record_only(run, envs)
+        path = Path(args.record_only)
+        path = path / "policy.safetensors" if path.is_dir() else path
+        policy = load_policy(path, envs)
+        record_expert(policy, envs, args, training_of(path, envs.episode_length), run.script)
+        if args.capture_video:
+            write_video(expert_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
         return
     args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
     if len(envs.agents) < 2:
         raise UserError(f"{args.env_id} has one agent, but the critic attends to others and needs at least two")
-    if not max(args.batch_size, args.num_envs) <= args.buffer_size or args.batch_size >= args.total_timesteps:
+    if max(args.batch_size, args.num_envs) > args.buffer_size or args.batch_size >= args.total_timesteps:
         raise UserError(
             "--buffer-size must hold --batch-size and --num-envs, and --total-timesteps exceed --batch-size"
         )
@@ -420,9 +414,10 @@ def main(args: Args) -> None:
         reward_stats.update(torch.as_tensor(rewards, device=device))
 
         # Learn
-        share = max(0.0, 1 - step / args.total_timesteps) if args.anneal_lr else 1.0
-        policy_optimizer.param_groups[0]["lr"] = args.policy_lr * share
-        critic_optimizer.param_groups[0]["lr"] = args.critic_lr * share
+        if args.anneal_lr:
+            share_left = max(0.0, 1 - step / args.total_timesteps)
+            policy_optimizer.param_groups[0]["lr"] = args.policy_lr * share_left
+            critic_optimizer.param_groups[0]["lr"] = args.critic_lr * share_left
         updates = run.due(args.update_period) * args.updates_per_period if len(buffer) >= args.batch_size else 0
         for _ in range(updates):
             batch = buffer.sample(args.batch_size)
@@ -439,9 +434,8 @@ def main(args: Args) -> None:
             metrics["gradients/critic"] = nn.utils.clip_grad_norm_(critic.parameters(), args.critic_max_grad_norm)
             critic_optimizer.step()
 
-            loss, policy_metrics = policy_loss(
-                batch.obs, policies(batch.obs), policies.has_action, critic, args
-            )  # equation (2)
+            logits = policies(batch.obs)
+            loss, policy_metrics = policy_loss(batch.obs, logits, policies.has_action, critic, args)  # equation (2)
             policy_optimizer.zero_grad()
             loss.backward()
             metrics["gradients/policy_max"] = clip_each_agent(policies, args.policy_max_grad_norm).max()

@@ -181,26 +181,29 @@ def mairl_update(learner: Transitions, demo: Transitions, envs):
     args = mairl.Args()
     policies, values = mairl.Policies(envs, args.hidden_size), mairl.Values(envs, args.hidden_size)
     discriminators = mairl.Discriminators(envs, args)
-    policy_kfac = mairl.KFAC(mairl.linear_layers(policies.network), args.policy_lr, args.kl_clip)
-    value_kfac = mairl.KFAC(mairl.linear_layers(values.network), args.critic_lr, args.critic_kl_clip)
+    policy_kfac = mairl.KFAC(policies.network, args.policy_lr, args.kl_clip)
+    value_kfac = mairl.KFAC(values.network, args.critic_lr, mairl.VALUE_KL_CLIP)
     disc_optimizer = torch.optim.Adam(discriminators.parameters(), args.disc_lr, fused=True)
-    rollout = mairl.empty_rollout(1, envs, torch.device("cpu"))._replace(
-        obs=learner.obs.transpose(0, 1)[None].contiguous(),
-        actions=learner.actions.T[None].contiguous(),
-        next_obs=learner.next_obs.transpose(0, 1)[None].contiguous(),
+    obs, actions, next_obs = (part.transpose(0, 1)[None].contiguous() for part in learner)
+    rollout = mairl.Rollout(
+        obs=obs,
+        actions=actions,
+        next_obs=next_obs,
+        rewards=torch.zeros(actions.shape),
+        done=torch.ones(actions.shape[:2], dtype=torch.bool),
+        time=torch.zeros(actions.shape[:2]),
     )
-    rollout.done[:] = True
 
     def update() -> None:
         with torch.no_grad():
-            rewards = discriminators(learner) - mairl.log_pi(policies(learner.obs), learner.actions)
+            rewards = mairl.discriminator_logits(learner, discriminators, policies)
         rewards = rewards.T[None] / envs.episode_length
         advantages, returns = mairl.advantages_and_returns(
             rollout, rewards, policies, values, envs.episode_length, args
         )
         mairl.mack_update(rollout, advantages, returns, policies, values, policy_kfac, value_kfac, args)
         both = Transitions(*(torch.cat(parts, 1) for parts in zip(learner, demo)))
-        logits = discriminators(both) - mairl.log_pi(policies(both.obs), both.actions)
+        logits = mairl.discriminator_logits(both, discriminators, policies)
         loss, _ = mairl.discriminator_loss(*logits.chunk(2, 1), args)
         step_discriminators(loss, discriminators, disc_optimizer, args)
 

@@ -51,8 +51,7 @@ def make_task(task_id: str, num_envs: int, seed: int | None = None) -> ParticleT
     if not is_task_id(task_id):
         raise TaskError(unknown_id_message(task_id, TASK_IDS))
     rover_tower = ROVER_TOWER.fullmatch(task_id)
-    options = {"num_agents": int(rover_tower[1])} if rover_tower else {}
-    task = TASKS.get(task_id, RoverTower)(num_envs, seed, **options)
+    task = RoverTower(num_envs, seed, int(rover_tower[1])) if rover_tower else TASKS[task_id](num_envs, seed)
     task.env_id = task_id
     return task
 

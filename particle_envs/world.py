@@ -210,7 +210,7 @@ class ParticleTask:
         self.vel *= 1 - DAMPING
         self.vel += change
         if self._max_speed is not None:
-            self.vel *= self._max_speed / np.maximum(length(self.vel), self._max_speed)
+            self.vel *= np.minimum(self._max_speed / np.maximum(length(self.vel), 1e-9), 1.0)
         if not self.mpe2_physics:
             self.pos[:, self.movers] += DT * self.vel
         self._measure_pairs()
@@ -267,31 +267,28 @@ class ParticleTask:
         self._directions = np.array([[0, 1, -1, 0, 0], [0, 0, 0, 1, -1]]) * (-1.0 if self.mpe2_physics else 1.0)
         self._action_gain = np.array([[self.entities[m].force * DT] for m in movers])
         max_speed = np.array([[self.entities[m].max_speed] for m in movers])
-        # A huge number stands for infinity, which cannot be divided by itself, where only some agents have a limit.
-        self._max_speed = np.minimum(max_speed, 1e100) if np.isfinite(max_speed).any() else None
+        self._max_speed = max_speed if np.isfinite(max_speed).any() else None
         # Pairs that can touch
         solid = [k for k, entity in enumerate(self.entities) if entity.collides]
         self.pairs = [(a, b) for a, b in itertools.combinations(solid, 2) if a in movers or b in movers]
         if not self.pairs:
             return
-        first, second = self._pair_first, self._pair_second = np.array(self.pairs).T
+        first, second = self._pair_entities = np.array(self.pairs).T  # [2, pairs]
+        self._pair_cells = self._pair_entities * self.num_envs
         size, mass = np.array([(entity.size, entity.mass) for entity in self.entities]).T
         self._touch = size[first] + size[second]
         self._touch_squared = (self._touch**2)[:, None]
         self._reach_squared = ((self._touch + CONTACT_REACH) ** 2)[:, None]
-        # [2, pairs], for the first and the second of each pair: the row of [movers + 1, B] that collects its pushes
-        # (the last row is for landmarks), and its gain in velocity per push. MAAC's fork multiplies forces by the
-        # other's mass over the own, and the acceleration is force over mass.
-        mover_row = np.array([movers.index(k) if k in movers else len(movers) for k in range(len(self.entities))])
-        self._push_row = mover_row[np.array([first, second])] * self.num_envs
+        # [2, pairs]: the gain in velocity of the first and the second of each pair per push. MAAC's fork multiplies
+        # forces by the other's mass over the own, and the acceleration is force over mass.
         weights = np.array([mass[second] / mass[first] ** 2, -mass[first] / mass[second] ** 2])
         self._push_gain = CONTACT_FORCE * DT * weights
 
     def _measure_pairs(self) -> None:
         """Offsets and squared distances of `pairs`: for the rewards of this step and the contacts of the next."""
         if self.pairs:
-            self.pair_delta = self.pos.take(self._pair_first, axis=1)
-            self.pair_delta -= self.pos.take(self._pair_second, axis=1)
+            self.pair_delta = self.pos.take(self._pair_entities[0], axis=1)
+            self.pair_delta -= self.pos.take(self._pair_entities[1], axis=1)
             self.pair_squared = squared_length(self.pair_delta)
 
     def _add_contacts(self, change: np.ndarray) -> None:
@@ -305,12 +302,11 @@ class ParticleTask:
         # The force on the first is contact_force * (delta / distance) * margin * softplus(overlap / margin).
         strength = CONTACT_MARGIN * np.logaddexp(0.0, overlap / CONTACT_MARGIN) / distance
         push = strength * self._push_gain[:, pair]  # [2, close]
-        cell = (self._push_row[:, pair] + env).ravel()  # index into [movers + 1, B]
-        cells = change[0].size
+        cell = (self._pair_cells[:, pair] + env).ravel()  # index into [entities, B]
         for axis in (0, 1):
             pushes = push * self.pair_delta[axis].ravel()[close]
-            total = np.bincount(cell, pushes.ravel(), cells + self.num_envs)
-            change[axis] += total[:cells].reshape(change[axis].shape)
+            total = np.bincount(cell, pushes.ravel(), len(self.entities) * self.num_envs)
+            change[axis] += total.reshape(-1, self.num_envs)[self.movers]
 
 
 class GoalTask(ParticleTask):

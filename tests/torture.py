@@ -274,7 +274,7 @@ DIVERGENCES = [
     ("madaac_discrete", {"alpha": 1e38}),
     ("mairl_mack", {"disc-lr": 1e30}),
     ("mairl_mack", {"policy-lr": 1e30, "kl-clip": 1e30}),
-    ("mairl_mack", {"critic-lr": 1e30, "critic-kl-clip": 1e30}),
+    ("mairl_mack", {"entropy": 1e38}),
     ("magail_mack", {"disc-lr": 1e30}),
     ("magail_mack", {"entropy": 1e38}),
     ("train_expert_maac", {"critic-lr": 1e30}),

@@ -15,7 +15,13 @@ from madaac_utils.rewards import learned_reward, learned_reward_env, save_reward
 from particle_envs import TaskError, parallel_env
 
 TASK = "cooperative_communication"  # its agents have observations and actions of unequal sizes
-SCRIPTS = [(madaac, "g"), (mairl, "g"), *((magail, form) for form in ("log_d", "logit", "softplus", "centered"))]
+FORMS = {
+    "g": lambda x: x,
+    "logit": lambda x: x,
+    "log_d": lambda x: np.log(1 / (1 + np.exp(-x))),
+    "softplus": lambda x: -np.log(1 - 1 / (1 + np.exp(-x))),
+    "centered": lambda x: 2 / (1 + np.exp(-x)) - 1,
+}
 
 
 def save_new_reward(folder, env_id, script=madaac, **arguments):
@@ -33,20 +39,29 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("script, form", SCRIPTS, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize("script", [madaac, mairl, magail], ids=lambda script: script.__name__)
 @pytest.mark.parametrize("kind", ["decentralized", "centralized"])
-def test_a_learned_reward_is_what_the_discriminator_computed(script, form, kind, tmp_path):
+def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
     envs = make_envs(TASK, 30, 0)
     obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))
-    arguments = {"disc_reward": form} if script is magail else {}
-    discriminators = save_new_reward(tmp_path, TASK, script, discriminator=kind, **arguments)
+    discriminators = save_new_reward(tmp_path, TASK, script, discriminator=kind)
     reward = learned_reward(tmp_path, envs)
     with torch.no_grad():
         expected = discriminators.reward(torch.as_tensor(obs).transpose(0, 1), torch.as_tensor(actions).T).T
     np.testing.assert_allclose(reward(obs, actions), expected, atol=1e-6)
     np.testing.assert_allclose(reward(obs.astype(np.float64), actions), expected, atol=1e-6)
-    bounds = {"log_d": (-np.inf, 0), "softplus": (0, np.inf), "centered": (-1, 1)}.get(form, (-np.inf, np.inf))
-    assert (reward(obs, actions) > bounds[0]).all() and (reward(obs, actions) < bounds[1]).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_rewards_are_functions_of_the_networks_output(form, tmp_path, monkeypatch):
+    envs = make_envs(TASK, 30, 0)
+    obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))
+    save_new_reward(tmp_path / "plain", TASK)
+    monkeypatch.setattr(madaac.Discriminators, "reward_form", form)
+    save_new_reward(tmp_path / "form", TASK)
+    outputs = learned_reward(tmp_path / "plain")(obs, actions).astype(np.float64)
+    found = learned_reward(tmp_path / "form")(obs, actions)
+    np.testing.assert_allclose(found, FORMS[form](outputs), atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PettingZoo's remarks about the task itself

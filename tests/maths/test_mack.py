@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.maths.helpers import MACK, UNEQUAL, huber, one_hot, plain_mlp, random_rollout, random_transitions, small_args
 from tests.maths.test_kfac import mack
@@ -54,44 +52,34 @@ def plain_gae(rewards, values, next_values, done, gamma, gae_lambda) -> list[flo
 
 
 @MACK
-@given(st.integers(1, 8), st.floats(0, 1), st.floats(0, 1), st.integers(0, 1000))
-def test_generalized_advantages_equal_a_plain_loop(script, steps, gamma, gae_lambda, seed):
-    generator = torch.Generator().manual_seed(seed)
-    rewards, v, next_v = torch.randn(3, steps, 2, 3, generator=generator, dtype=torch.float64)
-    done = torch.rand(steps, 2, generator=generator) < 0.3
-    found = script.generalized_advantages(rewards, v, next_v, done, gamma, gae_lambda)
-    for copy in range(2):
-        for i in range(3):
-            parts = (part[:, copy, i].tolist() for part in (rewards, v, next_v))
-            expected = plain_gae(*parts, done[:, copy].tolist(), gamma, gae_lambda)
-            # gamma lambda is rounded to float32 when it is multiplied by the mask.
-            expected = torch.tensor(expected, dtype=torch.float64)
-            torch.testing.assert_close(found[:, copy, i], expected, atol=1e-5, rtol=1e-5)
-
-
-@MACK
-def test_advantages_bootstrap_at_the_end_of_a_rollout_but_not_of_an_episode(script, monkeypatch):
-    args = small_args(script, gamma=0.9, gae_lambda=0.7)
+@pytest.mark.parametrize("gamma, gae_lambda", [(0.9, 0.7), (1.0, 1.0), (0.995, 0.0), (0.0, 0.95)])
+@pytest.mark.parametrize("ends", [0.0, 0.3, 1.0])  # the share of steps that end an episode
+def test_advantages_bootstrap_at_the_end_of_a_rollout_but_not_of_an_episode(
+    script, gamma, gae_lambda, ends, monkeypatch
+):
+    args = small_args(script, gamma=gamma, gae_lambda=gae_lambda)
     policies, values, *_ = mack(script, args)
     rollout = random_rollout(script, UNEQUAL, steps=6, copies=5)
-    rollout.done[[1, 3, 5, 2], [0, 1, 2, 3]] = True  # copy 4 has no end, copy 2 ends together with the rollout
+    rollout = rollout._replace(done=torch.rand(6, 5) < ends)
     last_actions = []
     monkeypatch.setattr(script, "sample", record_results(script.sample, last_actions))
     advantages, returns = script.advantages_and_returns(rollout, rollout.rewards, policies, values, 6, args)
+    assert len(last_actions) == (not rollout.done[-1].all())
 
     with torch.no_grad():
         obs, actions = script.agents_first(rollout.obs), script.agents_first(rollout.actions)
         v = values(obs, actions, rollout.time.flatten()).view(3, 6, 5)
         next_v = torch.cat([v[:, 1:], torch.zeros(3, 1, 5, dtype=torch.float64)], 1)
-        for n, copy in enumerate((0, 1, 3, 4)):  # those that only the rollout cuts off
+        for copy in (~rollout.done[-1]).nonzero()[:, 0]:  # those that only the rollout cuts off
             obs, time = rollout.next_obs[-1, copy][:, None], rollout.time[-1, copy] + 1 / 6
-            next_v[:, -1, copy] = values(obs, last_actions[0][:, n : n + 1], time[None])[:, 0]
+            next_v[:, -1, copy] = values(obs, last_actions[0][:, copy, None], time[None])[:, 0]
     next_v[:, rollout.done] = 0.0
     for i in range(3):
         for copy in range(5):
             parts = (rollout.rewards[:, copy, i], v[i, :, copy], next_v[i, :, copy])
-            expected = plain_gae(*(part.tolist() for part in parts), rollout.done[:, copy], 0.9, 0.7)
+            expected = plain_gae(*(part.tolist() for part in parts), rollout.done[:, copy], gamma, gae_lambda)
             found = advantages[i].view(6, 5)[:, copy]
+            # gamma lambda is rounded to float32 when it is multiplied by the mask.
             torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(returns[i].view(6, 5)[:, copy], found + v[i, :, copy])
     assert not advantages.requires_grad and not returns.requires_grad
