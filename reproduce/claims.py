@@ -57,7 +57,8 @@ class Claim(NamedTuple):
                 name = own if name == "own" else name
                 place = (self.stage, task, name, kind, n_demos)
                 value = episodes_to_goal(data, *place, is_rival=bool(values)) if self.of_episodes else data.nss(*place)
-                text = "not always" if math.isinf(value.mean) else cell(value, 0 if self.of_episodes else 3)
+                text = cell(value, 0 if self.of_episodes else 3)
+                text = "goal not always reached" if math.isinf(value.mean) else text
                 values.append(value)
                 texts.append(f"{ALGORITHMS[name].title}, {kind}: {text}" if value.runs else NOTHING)
             sign, setting = compare(*values), f"{TASKS[task]}, {n_demos} demonstrations"

@@ -28,8 +28,10 @@ def estimate_text(work: Workspace, cells: list[Cell], workers: int) -> str:
     """How long these runs take with so many workers."""
     times = [work.estimate_seconds(cell) for cell in cells]
     known = [seconds for seconds in times if not math.isnan(seconds)]
-    text = as_hours(sum(known) / workers)
-    return text if len(known) == len(times) else f"{text}, and {len(times) - len(known)} runs without an estimate"
+    if len(known) == len(times):
+        return as_hours(sum(known) / workers)
+    text = f"{len(times) - len(known)} of {len(times)} runs have no estimate"
+    return f"{as_hours(sum(known) / workers)}, but {text}" if known else f"unknown, {text}"
 
 
 def say(text: str) -> None:
