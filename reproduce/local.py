@@ -2,13 +2,13 @@
 
 import math
 import os
+import queue
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 from madaac_utils.files import writing
@@ -61,7 +61,9 @@ class Scheduler:
         chains = {}
         for cell in self.todo:
             chains.setdefault(cell.imitation if cell.stage == "retrain" else cell, []).append(cell)
-        self.chains = deque(chains.values())
+        self.chains = queue.SimpleQueue()
+        for chain in chains.values():
+            self.chains.put(chain)
         self.ended: list[Cell] = []
         self.failed: list[Cell] = []
         self.stopping, self.error = threading.Event(), None
@@ -91,26 +93,30 @@ class Scheduler:
         return 1 if self.failed else 0
 
     def work_off(self) -> None:
-        """In a thread: take the next run until there is none."""
+        """In a thread: take chains until none is left."""
         try:
             while not self.stopping.is_set():
-                cell, *others = chain = self.chains.popleft()
-                lock = lock_run(self.work.folder(cell))
-                if lock is None:  # another command is at work on it, or has left its script behind when it was killed
-                    self.chains.append(chain)
-                    time.sleep(0.2)
-                    continue
-                with lock:
-                    has_ended = self.run_cell(cell, lock)
-                if others and has_ended:
-                    self.chains.appendleft(others)
-                for other in others if cell in self.failed else []:
-                    self.give_up(other, f"no reward to train on, because {cell.run_id} failed")
-        except IndexError:
-            return  # no chain is left
+                self.run_chain(self.chains.get_nowait())
+        except queue.Empty:
+            return
         except Exception as error:  # such as a full disk; raised again in the main thread
             self.error = error
             self.stopping.set()
+
+    def run_chain(self, chain: list[Cell]) -> None:
+        cell, *others = chain
+        lock = lock_run(self.work.folder(cell))
+        if lock is None:  # another command is at work on it, or has left its script behind when it was killed
+            self.chains.put(chain)
+            time.sleep(0.2)
+            return
+        with lock:
+            has_ended = self.run_cell(cell, lock)
+        if others and has_ended:
+            self.run_chain(others)
+        elif cell in self.failed:
+            for other in others:
+                self.give_up(other, f"no reward to train on, because {cell.run_id} failed")
 
     def run_cell(self, cell: Cell, lock) -> bool:
         """Run a script, twice if it fails, and write the row; False if it failed or was stopped."""

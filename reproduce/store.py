@@ -187,17 +187,16 @@ class Workspace:
             return "failed"
         return "interrupted" if list(self.folder(cell).glob("*/checkpoint.pt")) else "waiting"
 
-    def lacks_reward(self, cell: Cell) -> bool:
-        """Whether a retraining has to wait for its imitation, whose row holds no reward."""
-        return cell.stage == "retrain" and not self.summary(cell.imitation)
-
     def missing(self, cells: list[Cell]) -> list[Cell]:
         """What has to be run, in order, with the imitations that retrainings need a reward from."""
-        todo = []
+        todo = {}
         for cell in cells:
-            if not self.is_done(cell):
-                todo += [cell.imitation, cell] if self.lacks_reward(cell) else [cell]
-        return list(dict.fromkeys(todo))
+            if self.is_done(cell):
+                continue
+            if cell.stage == "retrain" and not self.summary(cell.imitation):  # a row alone holds no reward
+                todo[cell.imitation] = None
+            todo[cell] = None
+        return list(todo)
 
     def set_aside(self, cell: Cell) -> None:
         """Move run folders that can no longer be used out of the way; nothing is deleted."""
