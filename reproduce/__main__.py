@@ -75,7 +75,11 @@ def status(args: Args, cells: list[Cell], work: Workspace) -> None:
 
 def run(args: Args, cells: list[Cell], work: Workspace) -> int:
     for folder in (work.results, args.runs_folder):
-        require_writable(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+        require_writable(folder)  # removes nothing, because the folder is there; another command may use it
     if args.launcher == "local":
         return Scheduler(work, cells, LocalLauncher(work, args.workers or os.cpu_count())).run()
     from reproduce.ray import RayLauncher
