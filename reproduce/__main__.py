@@ -11,6 +11,7 @@ row of results/runs.csv and a curve in results/curves/, from which `report` make
 
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,7 @@ import tyro
 
 from madaac_utils.files import ROOT, UserError, exit_on_user_error, require_writable
 from reproduce.grid import TASKS, Cell, Grid, episodes_of, make_cells
-from reproduce.local import Scheduler, as_hours, progress_text, run_locally
+from reproduce.local import LocalLauncher, Scheduler, as_hours, estimate_text, progress_text
 from reproduce.store import Workspace
 
 
@@ -40,10 +41,9 @@ class Args(Grid):
 
 
 def plan(args: Args, cells: list[Cell], work: Workspace) -> None:
-    todo = work.missing(cells)
+    todo, workers = work.missing(cells), args.workers or os.cpu_count()
     print(f"{len(cells)} runs chosen, {sum(map(work.is_done, cells))} done, {len(todo)} to run")
-    workers = args.workers or os.cpu_count()
-    print(f"time with {workers} at a time: {as_hours(work.estimate_seconds(todo) / workers)}")
+    print(f"time with {workers} at a time: {estimate_text(work, todo, workers)}")
     if again := sum(map(work.is_done, todo)):
         print(f"{again} of them are run again for their rewards, which rows do not hold")
     if again := sum(cell.run_id in work.rows and not work.current_row(cell) for cell in todo):
@@ -51,17 +51,17 @@ def plan(args: Args, cells: list[Cell], work: Workspace) -> None:
     print(f"\n{'stage':<9}{'task':<27}{'algorithm':<14}{'episodes':>13}{'runs':>6}{'time each':>11}")
     groups = {}
     for cell in sorted(todo, key=lambda cell: (cell.stage, list(TASKS).index(cell.task))):
-        groups.setdefault((cell.stage, cell.task, cell.algorithm, episodes_of(cell, args)), []).append(cell)
-    for (stage, task, algorithm, episodes), group in groups.items():
+        groups.setdefault((cell.stage, cell.task, cell.algorithm), []).append(cell)
+    for (stage, task, algorithm), group in groups.items():
+        episodes = episodes_of(group[0], args)
         budget = f"{episodes:,}" if episodes else "script's own"
-        time_each = as_hours(work.estimate_seconds(group[:1]))
+        time_each = as_hours(work.estimate_seconds(group[0]))
         print(f"{stage:<9}{task:<27}{algorithm:<14}{budget:>13}{len(group):>6}{time_each:>11}")
 
 
 def status(args: Args, cells: list[Cell], work: Workspace) -> None:
     states = {cell: work.state(cell) for cell in cells}
-    found = list(states.values())
-    print(", ".join(f"{found.count(state)} {state}" for state in dict.fromkeys(found)) + "\n")
+    print(", ".join(f"{count} {state}" for state, count in Counter(states.values()).items()) + "\n")
     for cell, state in states.items():
         text = ""
         if state == "done":
@@ -75,14 +75,16 @@ def status(args: Args, cells: list[Cell], work: Workspace) -> None:
 
 def run(args: Args, cells: list[Cell], work: Workspace) -> int:
     for folder in (work.results, args.runs_folder):
-        require_writable(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the folder {folder}: {error.strerror}") from None
+        require_writable(folder)  # removes nothing, because the folder is there; another command may use it
     if args.launcher == "local":
-        return run_locally(work, Scheduler(work, work.missing(cells)), args.workers or os.cpu_count())
-    from reproduce.ray import connect, run_on_ray
+        return Scheduler(work, cells, LocalLauncher(work, args.workers or os.cpu_count())).run()
+    from reproduce.ray import RayLauncher
 
-    ray = connect(args.address, args.cpus_per_run)
-    return run_on_ray(ray, work, Scheduler(work, work.missing(cells)), args)
+    return Scheduler(work, cells, RayLauncher(work, args)).run()
 
 
 def report(args: Args, cells: list[Cell], work: Workspace) -> None:

@@ -2,132 +2,138 @@
 
 import itertools
 import math
-from functools import partial
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
+from reproduce.grid import ALGORITHMS, DEMOS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import total_parameters
 from reproduce.stats import GOALS, MIN_RUNS, Data, Value, compare, over_runs
-from reproduce.tables import cell
+from reproduce.tables import NOTHING, cell, markdown
 
-BASELINES = ("magail", "mairl")
+VARIANTS = ("madaac", "madaac_paper")
 RELATIONS = {"above": {1}, "below": {-1}, "not below": {0, 1}, "as good as": {0}}  # of intervals over runs
+NOT_ENOUGH = "not enough runs"
+INTRO = (
+    "Each claim is a set of comparisons of NSS (or of episodes) by 95 % t intervals over runs. An interval lies above "
+    "or below another one, or they overlap (as good as). A claim holds if all comparisons do and does not hold if one "
+    f"does not. A comparison needs {MIN_RUNS} runs on both sides; if a side has no run at all, it is not listed."
+)
 
 
 class Comparison(NamedTuple):
     """One comparison behind a claim. `holds` is None if there are too few runs."""
 
-    text: str
+    setting: str
+    first: str
+    relation: str
+    second: str
     holds: bool | None
 
 
-def verdict(comparisons: list[Comparison]) -> str:
-    results = {comparison.holds for comparison in comparisons}
-    return "does not hold" if False in results else "holds" if results == {True} else "not enough runs"
+def episodes_to_goal(data: Data, *place, is_rival: bool) -> Value:
+    """A rival's run that misses the goal counts with all its episodes, the least that it would need."""
+    rows = data.get(*place)
+    episodes = data.to_goal(rows, "episodes")
+    if is_rival:
+        episodes = [min(number, rows[0].episodes) for number in episodes]
+    return Value(math.inf, 0.0, len(episodes)) if math.inf in episodes else over_runs(episodes)
 
 
-def compared(where: str, values: dict[str, Value], wanted: str, digits: int = 3) -> Comparison:
-    """Whether the first interval lies where it should (a key of RELATIONS) relative to all the others."""
-    (first, own), *others = ((f"{name} {cell(value, digits)}", value) for name, value in values.items())
-    signs = [compare(own, value) for _, value in others]
-    text = f"{where}: {first} {wanted} {', '.join(text for text, _ in others)}"
-    return Comparison(text, None if None in signs else all(sign in RELATIONS[wanted] for sign in signs))
+class Claim(NamedTuple):
+    """In all settings, the first of each pair of (algorithm, discriminator) is so related to the second."""
+
+    relation: str
+    tasks: Iterable[str]
+    pairs: list[tuple]  # "own" stands for a variant of MA-DAAC
+    demos: tuple[int, ...] = (50,)
+    stage: str = "imitate"
+    of_episodes: bool = False  # to the goal, instead of NSS
+
+    def comparisons(self, data: Data, own: str) -> list[Comparison]:
+        found = []
+        for task, n_demos, pair in itertools.product(self.tasks, self.demos, self.pairs):
+            values, texts = [], []
+            for name, kind in pair:
+                name = own if name == "own" else name
+                place = (self.stage, task, name, kind, n_demos)
+                value = episodes_to_goal(data, *place, is_rival=bool(values)) if self.of_episodes else data.nss(*place)
+                text = cell(value, 0 if self.of_episodes else 3)
+                text = "goal not always reached" if math.isinf(value.mean) else text
+                values.append(value)
+                texts.append(f"{ALGORITHMS[name].title}, {kind}: {text}" if value.runs else NOTHING)
+            sign, setting = compare(*values), f"{TASKS[task]}, {n_demos} demonstrations"
+            holds = None if sign is None else sign in RELATIONS[self.relation]
+            found.append(Comparison(setting, texts[0], self.relation, texts[1], holds))
+        return found
 
 
-def nss_tests(
-    data: Data, own: str, stage, tasks, demos=(50,), kind="decentralized", rivals=BASELINES, wanted="above"
-) -> list[Comparison]:
-    """Compare the NSS of MA-DAAC with its rivals' in each setting."""
+def parameter_comparisons() -> list[Comparison]:
     found = []
-    for task, n in itertools.product(tasks, demos):
-        values = {ALGORITHMS[name].title: data.nss(stage, task, name, kind, n) for name in (own, *rivals)}
-        found.append(compared(f"{TASKS[task]}, {n} demonstrations", values, wanted))
+    for name, relation in (("madaac", "below"), ("mairl", "above")):
+        counts = total_parameters(name)
+        growth = counts[64] / counts[8]
+        holds = growth < 10 if relation == "below" else growth > 10
+        text = f"{ALGORITHMS[name].title}: {growth:.1f}"
+        found.append(Comparison("factor from 8 to 64 agents", text, relation, "10 (linear: 8)", holds))
     return found
 
 
-def discriminator_tests(data: Data, own: str, tasks, wanted) -> list[Comparison]:
-    """Compare decentralized with centralized discriminators, with 50 demonstrations."""
-    found = []
-    for task, name in itertools.product(tasks, (*BASELINES, own)):
-        values = {kind: data.nss("imitate", task, name, kind, 50) for kind in DISCRIMINATORS}
-        found.append(compared(f"{TASKS[task]}, {ALGORITHMS[name].title}", values, wanted))
-    return found
-
-
-def speed_tests(data: Data, own: str) -> list[Comparison]:
-    """Compare episodes to the goal. A run that misses it counts with all its episodes, the least that it would need."""
-    found = []
-    for task in HEADLINE_TASKS:
-        values, missed = {}, {}
-        for name in (own, *BASELINES):
-            rows = data.get("imitate", task, name, "decentralized", 50)
-            episodes = data.to_goal(rows, "episodes")
-            missed[name] = math.inf in episodes
-            values[ALGORITHMS[name].title] = over_runs([min(number, rows[0].episodes) for number in episodes])
-        found.append(compared(TASKS[task], values, "below", digits=0))
-        if found[-1].holds and missed[own]:
-            found[-1] = Comparison(f"{found[-1].text}, but MA-DAAC does not always reach the goal", False)
-    return found
-
-
-def parameter_tests(data: Data, own: str) -> list[Comparison]:
-    ours, theirs = total_parameters("madaac"), total_parameters("mairl")
-    growth = [counts[64] / counts[8] for counts in (ours, theirs)]
-    text = f"From 8 to 64 agents, MA-DAAC's grow by a factor of {growth[0]:.1f}, MA-AIRL's of {growth[1]:.1f}"
-    found = [Comparison(text, growth[0] < 1.25 * 8 < growth[1])]
-    for agents in (12, 16):
-        text = f"{agents} agents: MA-DAAC {ours[agents]:,}, MA-AIRL {theirs[agents]:,}"
-        found.append(Comparison(text, ours[agents] < theirs[agents]))
-    return found
-
-
-RETRAINED = partial(nss_tests, stage="retrain", demos=DEMOS)
+BASELINES = [(("own", "decentralized"), (name, "decentralized")) for name in ("magail", "mairl")]
+CENTRALIZED = [(("own", "centralized"), ("mairl", "centralized"))]
+KINDS = [((name, "decentralized"), (name, "centralized")) for name in ("magail", "mairl", "own")]
+CLONING = [(("own", "decentralized"), ("bc", "none"))]
 CLAIMS = {
-    f"MA-DAAC needs fewer episodes than the baselines to reach {GOALS}, with 50 demonstrations.": speed_tests,
-    "On the small tasks MA-DAAC imitates at least as well as the baselines.": partial(
-        nss_tests, stage="imitate", tasks=SMALL_TASKS, demos=DEMOS, wanted="not below"
+    f"MA-DAAC needs fewer episodes than the baselines to reach {GOALS}, with 50 demonstrations.": Claim(
+        "below", HEADLINE_TASKS, BASELINES, of_episodes=True
     ),
-    "On Rover Tower MA-DAAC imitates better than the baselines with 50 demonstrations.": partial(
-        nss_tests, stage="imitate", tasks=LARGE_TASKS
+    "On the small tasks MA-DAAC imitates at least as well as the baselines.": Claim(
+        "not below", SMALL_TASKS, BASELINES, DEMOS
     ),
-    "On the small tasks MA-DAAC's rewards lead to better policies than the baselines'.": partial(
-        RETRAINED, tasks=SMALL_TASKS
+    "On Rover Tower MA-DAAC imitates better than the baselines with 50 demonstrations.": Claim(
+        "above", LARGE_TASKS, BASELINES
     ),
-    "On Rover Tower MA-DAAC's rewards lead to better policies than the baselines'.": partial(
-        RETRAINED, tasks=LARGE_TASKS
+    "On the small tasks MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
+        "above", SMALL_TASKS, BASELINES, DEMOS, "retrain"
     ),
-    "With centralized discriminators, MA-DAAC's rewards are better than MA-AIRL's on the small tasks.": partial(
-        RETRAINED, tasks=SMALL_TASKS, kind="centralized", rivals=("mairl",)
+    "On Rover Tower MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
+        "above", LARGE_TASKS, BASELINES, DEMOS, "retrain"
     ),
-    "On the small tasks the kind of discriminator makes a negligible difference to imitation.": partial(
-        discriminator_tests, tasks=SMALL_TASKS, wanted="as good as"
+    "With centralized discriminators, MA-DAAC's rewards are better than MA-AIRL's on the small tasks.": Claim(
+        "above", SMALL_TASKS, CENTRALIZED, DEMOS, "retrain"
     ),
-    "On Rover Tower decentralized discriminators imitate better than centralized ones.": partial(
-        discriminator_tests, tasks=LARGE_TASKS, wanted="above"
+    "On the small tasks the kind of discriminator makes a negligible difference to imitation.": Claim(
+        "as good as", SMALL_TASKS, KINDS
     ),
-    "Behavioural cloning imitates worse than MA-DAAC with 50 demonstrations.": partial(
-        nss_tests, stage="imitate", tasks=HEADLINE_TASKS, rivals=("bc",)
+    "On Rover Tower decentralized discriminators imitate better than centralized ones.": Claim(
+        "above", LARGE_TASKS, KINDS
     ),
-    "MA-DAAC's parameters grow linearly with the number of agents, those of MA-AIRL faster.": parameter_tests,
+    "Behavioural cloning imitates worse than MA-DAAC with 50 demonstrations.": Claim("above", HEADLINE_TASKS, CLONING),
 }
+PARAMETER_CLAIM = "MA-DAAC's parameters grow linearly with the number of agents, those of MA-AIRL faster."
+
+
+def verdict(comparisons: list[Comparison]) -> str:
+    results = [comparison.holds for comparison in comparisons]
+    if False in results:
+        return "does not hold"
+    if None not in results:
+        return "holds"
+    if True not in results:
+        return NOT_ENOUGH
+    return f"so far: holds in {results.count(True)} of {len(results)}, {results.count(None)} {NOT_ENOUGH}"
 
 
 def claims_page(data: Data) -> str:
-    variants, words = ("madaac", "madaac_paper"), {True: "yes", False: "no", None: "not enough runs"}
-    summary = [f"| | claim | {' | '.join(ALGORITHMS[name].title for name in variants)} |", "|---|---|---|---|"]
-    sections = []
-    for number, (title, tests) in enumerate(CLAIMS.items(), start=1):
-        summary.append(f"| {number} | {title} |")
-        sections += ["", f"## {number}. {title}"]
-        for name in variants:
-            comparisons = tests(data, name)
-            summary[-1] += f" **{verdict(comparisons)}** |"
-            sections += ["", f"{ALGORITHMS[name].title}: **{verdict(comparisons)}**", ""]
-            sections += [f"- {one.text}: {words[one.holds]}" for one in comparisons]
-    intro = (
-        "Each claim is a set of comparisons of NSS (or of episodes) by 95 % t intervals over runs, decentralized "
-        "unless the claim says otherwise. An interval lies above or below another one, or they overlap (as good as). "
-        "A claim holds if all comparisons do and does not hold if one does not. "
-        f"A comparison needs {MIN_RUNS} runs on both sides."
-    )
-    return "\n".join(["# The paper's claims and what was measured", "", intro, "", *summary, *sections]) + "\n"
+    claims = {title: [claim.comparisons(data, own) for own in VARIANTS] for title, claim in CLAIMS.items()}
+    claims[PARAMETER_CLAIM] = [parameter_comparisons()] * len(VARIANTS)
+    verdicts, sections = [], []
+    for number, (title, by_variant) in enumerate(claims.items(), start=1):
+        verdicts.append([str(number), title, *map(verdict, by_variant)])
+        rows = []
+        for one in dict.fromkeys(itertools.chain(*by_variant)):  # both variants share some
+            if NOTHING not in (one.first, one.second):
+                rows.append([*one[:4], {True: "yes", False: "no", None: NOT_ENOUGH}[one.holds]])
+        table = markdown(["setting", "first", "should be", "second", "holds"], rows)
+        sections.append(f"## {number}. {title}\n\n{table}")
+    summary = markdown(["", "claim", *(ALGORITHMS[name].title for name in VARIANTS)], verdicts)
+    return "\n".join(["# The paper's claims and what was measured\n", f"{INTRO}\n", summary, *sections])

@@ -3,15 +3,18 @@
 import re
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from madaac_utils.files import ROOT, UserError
 from madaac_utils.paper import paper_episodes
 
-SMALL_TASKS = {"keep_away": "Keep Away"}
-SMALL_TASKS |= {f"cooperative_{name.lower()}": f"Cooperative {name}" for name in ("Communication", "Navigation")}
+SMALL_TASKS = {
+    "keep_away": "Keep Away",
+    "cooperative_communication": "Cooperative Communication",
+    "cooperative_navigation": "Cooperative Navigation",
+}
 LARGE_TASKS = {f"rover_tower_{agents}": f"Rover Tower, {agents} agents" for agents in (8, 12, 16)}
 TASKS = SMALL_TASKS | LARGE_TASKS
 HEADLINE_TASKS = (*SMALL_TASKS, "rover_tower_8")
@@ -31,10 +34,8 @@ class Algorithm(NamedTuple):
     title: str
     script: str
     arguments: str = ""
-    own_budget: bool = False
-    """Run for the script's default number of steps instead of the paper's number of episodes."""
-    adversarial: bool = True
-    """Has discriminators, an adjustable number of episodes, and a reward to retrain on."""
+    own_budget: bool = False  # the script's default number of steps instead of the paper's number of episodes
+    adversarial: bool = True  # has discriminators, an adjustable number of episodes, and a reward to retrain on
 
 
 PAPER_SETTINGS = "--updates-per-period 1 --batch-size 1000 --disc-lr 0.0005"
@@ -44,13 +45,16 @@ ALGORITHMS = {
     "madaac": Algorithm("MA-DAAC", "madaac_discrete.py", own_budget=True),
     "madaac_paper": Algorithm("MA-DAAC, paper's settings", "madaac_discrete.py", PAPER_SETTINGS),
     "madaac_bc": Algorithm("MA-DAAC + BC", "madaac_discrete.py", "--bc-coef 0.1", own_budget=True),
-    "bc": Algorithm("BC", "bc_discrete.py", own_budget=True, adversarial=False),
+    "bc": Algorithm("BC", "bc_discrete.py", adversarial=False),
 }
-DEFAULTS = {"tasks": "all", "algorithms": "magail,mairl,madaac,madaac_bc,bc"}
-DEFAULTS |= {"discriminators": "decentralized,centralized", "n_demos": "50,100,200"}
-SMOKE_DEFAULTS = {"tasks": "keep_away", "algorithms": "mairl,madaac"}
-SMOKE_DEFAULTS |= {"discriminators": "decentralized", "n_demos": "50"}
-# Flags that the grid sets itself, so that extra arguments must not.
+# What an empty argument of the grid stands for: (by default, with --scale smoke)
+DEFAULTS = {
+    "tasks": ("all", "keep_away"),
+    "algorithms": ("magail,mairl,madaac,madaac_bc,bc", "mairl,madaac"),
+    "discriminators": ("decentralized,centralized", "decentralized"),
+    "n_demos": ("50,100,200", "50"),
+}
+# Flags that the grid sets itself, so that extra arguments must not
 GRID_FLAGS = {"--env-id", "--n-demos", "--discriminator", "--seed", "--runs", "--exp-name"}
 GRID_FLAGS |= {"--total-timesteps", "--resume", "--torch-threads"}
 
@@ -124,10 +128,13 @@ class Cell:
         return "__".join(parts)
 
     @property
+    def script(self) -> str:
+        return "retrain.py" if self.stage == "retrain" else ALGORITHMS[self.algorithm].script
+
+    @property
     def imitation(self) -> "Cell":
         """The run that recovers the reward of a retraining."""
-        place = (self.task, self.algorithm, self.discriminator, self.n_demos, self.seed, self.budget)
-        return Cell("imitate", *place, arguments=self.reward_arguments)
+        return replace(self, stage="imitate", arguments=self.reward_arguments, reward_arguments="")
 
 
 def parse_names(text: str, known, flag: str) -> list[str]:
@@ -162,13 +169,12 @@ def check_extra_arguments(text: str, flag: str) -> None:
 
 def make_cells(grid: Grid) -> list[Cell]:
     """The chosen runs in the order in which they start: one seed after the other, decentralized and small first."""
-    default = SMOKE_DEFAULTS if grid.scale == "smoke" else DEFAULTS
-    chosen = {name: getattr(grid, name) or default[name] for name in default}
-    task_names = parse_names(chosen["tasks"], (*TASKS, *TASK_SETS), "--tasks")
+    default = {name: values[grid.scale == "smoke"] for name, values in DEFAULTS.items()}
+    task_names = parse_names(grid.tasks or default["tasks"], (*TASKS, *TASK_SETS), "--tasks")
     tasks = {task for name in task_names for task in TASK_SETS.get(name, (name,))}
-    algorithms = parse_names(chosen["algorithms"], ALGORITHMS, "--algorithms")
-    discriminators = parse_names(chosen["discriminators"], DISCRIMINATORS, "--discriminators")
-    demos = parse_numbers(chosen["n_demos"], 1, SHIPPED_DEMOS, "--n-demos")
+    algorithms = parse_names(grid.algorithms or default["algorithms"], ALGORITHMS, "--algorithms")
+    kinds = parse_names(grid.discriminators or default["discriminators"], DISCRIMINATORS, "--discriminators")
+    demos = parse_numbers(grid.n_demos or default["n_demos"], 1, SHIPPED_DEMOS, "--n-demos")
     seeds = parse_numbers(grid.seeds, 0, 1_000_000, "--seeds")
     stages = parse_names(grid.stages, STAGES, "--stages")
     if grid.episodes < 0:
@@ -178,7 +184,7 @@ def make_cells(grid: Grid) -> list[Cell]:
     cells = [
         make_cell(grid, stage, task, algorithm, kind, number, seed)
         for seed in seeds
-        for kind in sorted(discriminators, key=DISCRIMINATORS.index)
+        for kind in sorted(kinds, key=DISCRIMINATORS.index)
         for group in (SMALL_TASKS, LARGE_TASKS)
         for number in demos
         for task in group
@@ -192,32 +198,27 @@ def make_cells(grid: Grid) -> list[Cell]:
 
 def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell:
     """The run of one setting with the grid's budget and extra arguments."""
-    adversarial = ALGORITHMS[algorithm].adversarial
-    budget = "paper" if grid.scale == "paper" and ALGORITHMS[algorithm].own_budget and adversarial else "default"
+    budget = "paper" if grid.scale == "paper" and ALGORITHMS[algorithm].own_budget else "default"
     arguments = getattr(grid, f"{algorithm.split('_')[0]}_args").strip()
     extra = (grid.retrain_args.strip(), arguments) if stage == "retrain" else (arguments, "")
-    return Cell(stage, task, algorithm, kind if adversarial else "none", n_demos, seed, budget, *extra)
+    kind = kind if ALGORITHMS[algorithm].adversarial else "none"
+    return Cell(stage, task, algorithm, kind, n_demos, seed, budget, *extra)
 
 
-def episodes_of(cell: Cell, grid: Grid) -> int | None:
-    """The number of episodes of a run; None leaves it to the script."""
+def episodes_of(cell: Cell, grid: Grid) -> int:
+    """The number of episodes of a run; 0 leaves it to the script."""
     algorithm = ALGORITHMS[cell.algorithm]
     if not algorithm.adversarial:
-        return None
+        return 0
     if grid.episodes or grid.scale == "smoke":
         return grid.episodes or SMOKE_EPISODES
     own = cell.stage == "imitate" and algorithm.own_budget and cell.budget == "default"
-    return None if own else paper_episodes(cell.task)
-
-
-def script_command(cell: Cell) -> list[str]:
-    script = "retrain.py" if cell.stage == "retrain" else ALGORITHMS[cell.algorithm].script
-    return [sys.executable, str(ROOT / script)]
+    return 0 if own else paper_episodes(cell.task)
 
 
 def start_command(cell: Cell, grid: Grid, out: Path, reward_run: Path | None) -> list[str]:
     """The command that starts a run in a new folder inside `out`."""
-    command = script_command(cell)
+    command = [sys.executable, str(ROOT / cell.script)]
     if cell.stage == "retrain":
         command += [str(reward_run)]
     else:
@@ -234,6 +235,6 @@ def start_command(cell: Cell, grid: Grid, out: Path, reward_run: Path | None) ->
 
 def resume_command(cell: Cell, grid: Grid, folder: Path, steps: int) -> list[str]:
     """The command that continues a run of so many steps, up to the grid's budget if that is larger."""
-    command = [*script_command(cell), "--resume", str(folder), "--torch-threads", "1"]
-    wanted = (episodes_of(cell, grid) or 0) * EPISODE_LENGTH
+    command = [sys.executable, str(ROOT / cell.script), "--resume", str(folder), "--torch-threads", "1"]
+    wanted = episodes_of(cell, grid) * EPISODE_LENGTH
     return command + (["--total-timesteps", str(wanted)] if wanted > steps else [])

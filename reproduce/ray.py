@@ -6,7 +6,6 @@ Ray starts a task whose node is lost again on another node, from its beginning.
 
 import contextlib
 import ctypes
-import math
 import os
 import re
 import signal
@@ -18,9 +17,8 @@ from pathlib import Path
 
 from madaac_utils.files import ROOT, UserError, writing
 from madaac_utils.provenance import commit
-from reproduce.grid import start_command
-from reproduce.local import Scheduler, last_lines
-from reproduce.store import Workspace, lock_run
+from reproduce.grid import Cell, start_command
+from reproduce.store import Workspace
 
 KEPT_FILES = ("config.json", "policy.safetensors", "reward.safetensors")  # checkpoints stay on the node
 
@@ -38,99 +36,65 @@ def die_with_parent() -> None:
 
 
 def run_script(command: list[str], reward_run: dict[str, bytes], code_commit: str) -> dict:
-    """On a node: run a script in a temporary folder; return its run folder's name and files, or why it failed."""
+    """On a node: run a script in a temporary folder; return its exit code, its log and the files of its run folder."""
     with tempfile.TemporaryDirectory() as scratch:
         places = {"PYTHON": sys.executable, "OUT": f"{scratch}/out", "REWARD_RUN": f"{scratch}/reward"}
         Path(places["REWARD_RUN"]).mkdir()
         for name, content in reward_run.items():
             (Path(places["REWARD_RUN"]) / name).write_bytes(content)
-        with open(f"{scratch}/log.txt", "w") as log:
-            code = subprocess.run(
-                [places.get(word, word) for word in command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MADAAC_COMMIT": code_commit},
-                preexec_fn=die_with_parent,
-            ).returncode
-        summaries = list(Path(places["OUT"]).glob("*/summary.json"))
-        log = last_lines(Path(scratch) / "log.txt")
-        if code or not summaries:
-            return {"failed": f"exit code {code}", "log": log, "again": code != 2}
-        folder = summaries[0].parent
-        return {"name": folder.name, "files": run_files(folder), "log": log}
-
-
-def connect(address: str, cpus_per_run: float):
-    """The ray module, connected to the cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
-    try:
-        if match := re.fullmatch(r"([\w.-]+):(\d+)", address):  # Ray itself would try for minutes
-            socket.create_connection((match[1], int(match[2])), timeout=10).close()
-        excludes = ["/runs/", "/.git/", "/.venv/", "/results/", "/docs/"]
-        environment = {"working_dir": str(ROOT), "excludes": excludes}
-        ray.init(address=address, runtime_env=environment, log_to_driver=False, logging_level="warning")
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot connect to a Ray cluster at --address {address}: {error}") from None
-    most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
-    if not 0 < cpus_per_run <= most or (cpus_per_run > 1 and cpus_per_run % 1):
-        raise UserError(
-            f"--cpus-per-run {cpus_per_run:g}: expected a number above 0, whole if above 1, and at most {most:g}, "
-            "the CPUs of the largest node"
+        done = subprocess.run(
+            [places.get(word, word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MADAAC_COMMIT": code_commit},
+            preexec_fn=die_with_parent,
         )
-    return ray
+        result = {"code": done.returncode, "log": done.stdout[-20_000:], "files": {}}
+        for summary in Path(places["OUT"]).glob("*/summary.json"):
+            folder = summary.parent
+            result["files"] = {f"{folder.name}/{name}": content for name, content in run_files(folder).items()}
+        return result
 
 
-def run_on_ray(ray, work: Workspace, scheduler: Scheduler, args) -> int:
-    memory = {"memory": int(args.memory_per_run * 1e9)} if args.memory_per_run else {}
-    # Ray retries a task whose worker or node has died; the scheduler retries a script that fails.
-    task = ray.remote(max_retries=5, num_cpus=args.cpus_per_run, **memory)(run_script)
-    code_commit = commit(ROOT / "reproduce")
-    running = {}  # task -> (cell, lock)
-
-    def start(cell) -> None:
-        lock = lock_run(work.folder(cell))
-        if not lock:
-            scheduler.fail(cell, "another command is at work on it", again=False)
-            return
-        work.set_aside(cell)
-        reward_files = run_files(work.run_folder(cell.imitation)) if cell.stage == "retrain" else {}
-        command = start_command(cell, work.grid, Path("OUT"), Path("REWARD_RUN"))
-        command[:2] = ["PYTHON", Path(command[1]).name]  # those of the node
-        running[task.remote(command, reward_files, code_commit)] = cell, lock
-        scheduler.say(f"started  {cell.run_id}")
-
-    def collect(reference) -> None:
-        cell, lock = running.pop(reference)
+class RayLauncher:
+    def __init__(self, work: Workspace, args):
         try:
-            result = ray.get(reference)
-        except ray.exceptions.RayError as error:
-            result = {"failed": type(error).__name__, "log": str(error), "again": True}
-        (work.folder(cell) / "log.txt").write_text(result["log"] + "\n")
-        for name, content in result.get("files", {}).items():
-            with writing(work.folder(cell) / result["name"] / name) as temporary:
-                temporary.write_bytes(content)
-        lock.close()
-        if "failed" in result:
-            scheduler.fail(cell, result["failed"], result["log"], result["again"])
-        else:
-            scheduler.succeed(cell)
+            import ray
+        except ImportError:
+            raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
+        self.work, self.args, self.ray, self.commit = work, args, ray, commit(ROOT / "reproduce")
+        environment = {"working_dir": str(ROOT), "excludes": ["/runs/", "/.git/", "/.venv/", "/results/", "/docs/"]}
+        memory = {"memory": int(args.memory_per_run * 1e9)} if args.memory_per_run else {}
+        try:
+            if match := re.fullmatch(r"([\w.-]+):(\d+)", args.address):  # Ray itself would try for minutes
+                socket.create_connection((match[1], int(match[2])), timeout=10).close()
+            ray.init(address=args.address, runtime_env=environment, log_to_driver=False, logging_level="warning")
+            # Ray retries a task whose worker or node has died; the scheduler retries a script that fails.
+            self.task = ray.remote(max_retries=5, num_cpus=args.cpus_per_run, **memory)(run_script)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot use the Ray cluster at --address {args.address}: {error}") from None
+        largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        if not 0 < args.cpus_per_run <= largest:
+            raise UserError(f"--cpus-per-run must be above 0 and at most {largest:g}, the CPUs of the largest node")
 
-    try:
-        while running or scheduler.waiting:
-            while len(running) < (args.workers or math.inf) and (cell := scheduler.next()):
-                start(cell)
-            if not running:
-                scheduler.fail_waiting()
-            for reference in ray.wait(list(running), timeout=1.0)[0] if running else []:
-                collect(reference)
-            cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            scheduler.show_progress([], cpus)
-    except KeyboardInterrupt:
-        print("stopped, with the runs on the cluster; the same command starts them anew", file=sys.stderr)
-        return 130
-    finally:
-        ray.shutdown()
-    return scheduler.finish()
+        cpus = ray.cluster_resources().get("CPU", 0)
+        self.workers = args.workers or max(1, int(cpus / args.cpus_per_run))
+
+    def run(self, cell: Cell, lock) -> int:
+        folder, retrain = self.work.folder(cell), cell.stage == "retrain"
+        self.work.set_aside(cell)
+        reward_run = run_files(self.work.run_folder(cell.imitation)) if retrain else {}
+        command = start_command(cell, self.work.grid, Path("OUT"), Path("REWARD_RUN"))
+        command[:2] = ["PYTHON", Path(command[1]).name]  # those of the node
+        try:
+            result = self.ray.get(self.task.remote(command, reward_run, self.commit))
+        except self.ray.exceptions.RayError as error:
+            result = {"code": 1, "log": str(error).encode(), "files": {}}
+        (folder / "log.txt").write_bytes(result["log"])
+        for name, content in result["files"].items():
+            with writing(folder / name) as temporary:
+                temporary.write_bytes(content)
+        return result["code"]
+
+    def stop(self) -> None:
+        self.ray.shutdown()

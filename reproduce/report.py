@@ -2,44 +2,47 @@
 
 from pathlib import Path
 
+from PIL import Image
+
 from madaac_utils.files import ROOT, writing
 from reproduce.claims import claims_page
-from reproduce.figures import CAPTIONS, all_figures, write_png
+from reproduce.figures import all_figures
 from reproduce.grid import Grid
 from reproduce.parameters import parameters_table
-from reproduce.stats import load
-from reproduce.tables import all_tables, latex, markdown
+from reproduce.stats import MIN_RUNS, load
+from reproduce.tables import all_tables
 
 
 def write_report(grid: Grid, paper: Path) -> list[Path]:
     """The files that were written, in results/tables and results/figures."""
     data, folder = load(grid, paper), grid.results_folder
     used = f"Made from {sum(map(len, data.runs.values()))} rows of `runs.csv`. {data.left_out}"
-    index = [
-        "# Results beside the paper's",
-        f"{used} Each cell averages the runs of one setting over seeds.",
-        "The paper's claims with their verdicts are in [claims.md](claims.md).",
-    ]
-    texts, written = {"claims.md": claims_page(data)}, []
+    index = (
+        f"# Results beside the paper's\n\n{used} Each cell averages the runs of one setting over seeds. "
+        f"Figures show means over runs, with 95 % t intervals from {MIN_RUNS} runs on.\n\n"
+        "The paper's claims with their verdicts are in [claims.md](claims.md).\n"
+    )
+    pages, written = {"claims.md": claims_page(data)}, []
     for table in [*all_tables(data), parameters_table()]:
-        texts[f"{table.name}.md"] = f"# {table.title}\n\n{markdown(table)}"
-        texts[f"{table.name}.tex"] = latex(table)
-        index.append(f"## {table.title}\n\n{markdown(table).rstrip()}")
-    for name, figure in all_figures(data).items():
+        pages[f"{table.name}.md"] = table.page()
+        index += f"\n#{table.page()}"  # one level lower
+    for name, caption, figure in all_figures(data):
         path = folder / "figures" / f"{name}.png"
         if figure is None:
             path.unlink(missing_ok=True)  # made from other rows
             continue
-        write_png(path, figure)
+        with writing(path) as temporary:
+            figure.savefig(temporary)
+            image = Image.open(temporary).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE)
+            image.save(temporary, optimize=True)  # a quarter of the size
         written.append(path)
-        index.append(f"## Figure: {name}\n\n{CAPTIONS[name]}\n\n![{name}](../figures/{name}.png)")
-    texts["index.md"] = "\n\n".join(index) + "\n"
-    for name, text in texts.items():
-        with writing(folder / "tables" / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        index += f"\n## Figure: {name}\n\n{caption}\n\n![{name}](../figures/{name}.png)\n"
+    for name, text in (pages | {"index.md": index}).items():
         written.append(folder / "tables" / name)
+        with writing(written[-1]) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     if folder.resolve() == ROOT / "results":
-        refresh_readme(texts["headline.md"])
+        refresh_readme(pages["headline.md"])
     return written
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -42,38 +41,51 @@ class Row:
     reward_episodes: int  # episodes of the imitation that recovered the reward; 0 for imitation
     reward_arguments: str
 
+    def __post_init__(self):
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"column {name}: expected one of {', '.join(map(repr, known))}")
+        for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
+            if len(getattr(self, name)) != len(self.agents):
+                raise ValueError(f"column {name}: expected {len(self.agents)} values, one per agent")
+        if any(expert == random for expert, random in zip(self.expert_scores, self.random_scores)):
+            raise ValueError("column expert_scores: one equals the random score, so that NSS is undefined")
 
-def number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text!r} is not a finite number")
+
+CHOICES = {
+    "stage": STAGES,
+    "task": TASKS,
+    "algorithm": ALGORITHMS,
+    "discriminator": ("none", *DISCRIMINATORS),
+    "budget": ("default", "paper"),
+    "rl": ("", "mack", "maac"),
+}
+MAY_BE_EMPTY = ("nss_last_500", "pcc", "seconds")  # read as nan
+# The columns of each kind of file with their types
+ROW_COLUMNS = {field.name: field.type for field in fields(Row)}
+CURVE_COLUMNS = dict.fromkeys(("episodes", "seconds", "nss", "pcc"), float)
+PAPER_KEY = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
+PAPER_COLUMNS = dict.fromkeys(("table", *PAPER_KEY), str) | dict.fromkeys(("mean", "interval_95"), float)
+
+
+def parse(text: str, kind: type):
+    if kind == tuple[str, ...]:
+        return tuple(text.split(";"))
+    if kind == tuple[float, ...]:
+        return tuple(parse(part, float) for part in text.split(";"))
+    value = kind(text)
+    if kind is float and not math.isfinite(value):
+        raise ValueError("not a finite number")
     return value
 
 
-def number_or_nan(text: str) -> float:
-    return number(text) if text else math.nan
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(map(repr, choices))}")
-        return text
-
-    return parse
-
-
-# Functions that parse the text of a column, by its name or by its type
-BY_NAME = {"stage": one_of(*STAGES), "task": one_of(*TASKS), "algorithm": one_of(*ALGORITHMS)}
-BY_NAME |= {"discriminator": one_of("none", *DISCRIMINATORS), "budget": one_of("default", "paper")}
-BY_NAME |= {"rl": one_of("", "mack", "maac"), "nss_last_500": number_or_nan, "pcc": number_or_nan}
-BY_NAME |= {"seconds": number_or_nan}
-BY_TYPE = {int: int, str: str, float: number, tuple[str, ...]: lambda text: tuple(text.split(";"))}
-BY_TYPE[tuple[float, ...]] = lambda text: tuple(map(number, text.split(";")))
-ROW_COLUMNS = {field.name: BY_NAME.get(field.name) or BY_TYPE[field.type] for field in fields(Row)}
-CURVE_COLUMNS = {"episodes": number, "seconds": number_or_nan, "nss": number, "pcc": number_or_nan}
-PAPER_KEY = ("stage", "task", "agent", "algorithm", "discriminator", "n_demos")
-PAPER_COLUMNS = dict.fromkeys(("table", *PAPER_KEY), str) | dict.fromkeys(("mean", "interval_95"), number)
+def parse_column(name: str, kind: type, text: str):
+    if name in MAY_BE_EMPTY and not text:
+        return math.nan
+    try:
+        return parse(text, kind)
+    except ValueError as error:
+        raise ValueError(f"column {name}: cannot read {text!r} ({error})") from None
 
 
 def as_text(value) -> str:
@@ -84,36 +96,30 @@ def as_text(value) -> str:
     return str(value)
 
 
-def read_table(path: Path, columns: dict[str, Callable]) -> list[tuple[str, dict]]:
-    """The parsed rows of a CSV file with exactly these columns, each with its place for error messages."""
+def read_table(path: Path, columns: dict[str, type], make: type = dict) -> list:
+    """What `make` makes of each line of a CSV file with these columns."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        header, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows = []
-    try:
-        header = next(reader, [])
-        if sorted(header) != sorted(columns):
-            raise UserError(f"{path}, line 1: expected the columns {','.join(columns)}; found {','.join(header)}")
-        for line in reader:
-            where = f"{path}, line {reader.line_num}"
-            if len(line) != len(header):
-                raise UserError(f"{where}: {len(line)} fields, but the header has {len(header)}")
-            rows.append((where, {}))
-            for name, value in zip(header, line):
-                try:
-                    rows[-1][1][name] = columns[name](value)
-                except ValueError as error:
-                    raise UserError(f"{where}, column {name}: {error}") from None
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
+    if header != list(columns):
+        raise UserError(f"{path}, line 1: expected the columns {','.join(columns)}; found {','.join(header)}")
     if not text.endswith("\n"):
-        raise UserError(f"{path}, line {reader.line_num}: the file ends in the middle of a line, so it was cut off")
+        raise UserError(f"{path}, line {len(lines) + 1}: the file ends in the middle of a line, so it was cut off")
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            if len(line) != len(header):
+                raise ValueError(f"{len(line)} fields, but the header has {len(header)}")
+            values = {name: parse_column(name, columns[name], value) for name, value in zip(header, line)}
+            rows.append(make(**values))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
     return rows
 
 
-def write_table(path: Path, columns: dict[str, Callable], rows: list[dict]) -> None:
+def write_table(path: Path, columns: dict[str, type], rows: list[dict]) -> None:
     with writing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
@@ -123,15 +129,9 @@ def write_table(path: Path, columns: dict[str, Callable], rows: list[dict]) -> N
 def read_rows(path: Path) -> dict[str, Row]:
     """The rows of runs.csv by run id; no rows if there is no file."""
     rows = {}
-    for where, content in read_table(path, ROW_COLUMNS) if path.exists() else []:
-        row = Row(**content)
-        for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
-            if len(getattr(row, name)) != len(row.agents):
-                raise UserError(f"{where}, column {name}: expected {len(row.agents)} values, one per agent")
-        if any(expert == random for expert, random in zip(row.expert_scores, row.random_scores)):
-            raise UserError(f"{where}: an expert score equals the random score, so that NSS is undefined")
+    for number, row in enumerate(read_table(path, ROW_COLUMNS, Row) if path.exists() else [], start=2):
         if row.run_id in rows:
-            raise UserError(f"{where}: a second row with the run_id {row.run_id!r}")
+            raise UserError(f"{path}, line {number}: a second row with the run_id {row.run_id!r}")
         rows[row.run_id] = row
     return rows
 
@@ -143,13 +143,13 @@ def write_rows(path: Path, rows: dict[str, Row]) -> None:
 def read_curve(path: Path) -> list[dict]:
     """The points of a curve: episodes (increasing), seconds, nss and pcc (nan if unknown)."""
     points = read_table(path, CURVE_COLUMNS)
-    for (_, before), (where, after) in itertools.pairwise(points):
+    for number, (before, after) in enumerate(itertools.pairwise(points), start=3):
         if after["episodes"] <= before["episodes"]:
-            raise UserError(f"{where}, column episodes: expected more than {before['episodes']:g}")
-    return [point for _, point in points]
+            raise UserError(f"{path}, line {number}, column episodes: expected more than {before['episodes']:g}")
+    return points
 
 
 def read_paper(path: Path) -> dict[tuple[str, ...], tuple[float, float]]:
     """The paper's mean and half width by PAPER_KEY."""
-    rows = [row for _, row in read_table(path, PAPER_COLUMNS)]
+    rows = read_table(path, PAPER_COLUMNS)
     return {tuple(row[name] for name in PAPER_KEY): (row["mean"], row["interval_95"]) for row in rows}

@@ -1,4 +1,4 @@
-"""From rows to numbers: which rows count, means over runs with intervals, and interquartile means."""
+"""From rows to numbers: which rows count, means over runs with intervals, and mean curves."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,19 +11,18 @@ from scipy import stats
 
 from madaac_utils.files import UserError
 from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, TASKS, Grid, make_cell
-from reproduce.rows import Row, read_curve, read_paper, read_rows
+from reproduce.rows import CURVE_COLUMNS, Row, read_curve, read_paper, read_rows
 from reproduce.store import is_current_expert, warn
 
-MIN_RUNS = 3  # fewer runs get no mark and no verdict
+MIN_RUNS = 3  # fewer runs get no interval, no mark and no verdict
 PAPER_RUNS = 10
 PAPER_TITLES = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC", "madaac_paper": "MA-DAAC"}
 NSS_GOALS = dict.fromkeys(TASKS, 0.9) | {"cooperative_communication": 0.7}  # for sample efficiency
 GOALS = "NSS 0.9 (Cooperative Communication: 0.7)"
-BOOTSTRAP_SAMPLES = 2000
 
 
 class Value(NamedTuple):
-    """A mean over runs with the half width of its 95 % t interval, nan for a single run."""
+    """A mean over runs, or an array of means, with the half width of its 95 % t interval, nan for a single run."""
 
     mean: float
     half: float
@@ -34,21 +33,18 @@ class Value(NamedTuple):
         return Value(self.mean - other.mean, math.hypot(self.half, other.half), min(self.runs, other.runs))
 
 
-def mean_and_t_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the first axis and the half width of its 95 % t interval, nan for a single run."""
+MISSING = Value(math.nan, math.nan, 0)
+
+
+def over_runs(values) -> Value:
+    """Mean over the first axis with its interval."""
+    values = np.asarray(values, dtype=float)
     runs = len(values)
-    if runs < 2:
-        return values.mean(axis=0), np.full(values.shape[1:], np.nan)
-    half = stats.t.ppf(0.975, runs - 1) * values.std(axis=0, ddof=1) / math.sqrt(runs)
-    return values.mean(axis=0), half
-
-
-def over_runs(values: list[float]) -> Value:
-    """Mean and interval; nan without values."""
-    if not values:
-        return Value(math.nan, math.nan, 0)
-    mean, half = mean_and_t_interval(np.array(values, dtype=float))
-    return Value(float(mean), float(half), len(values))
+    if runs == 0:
+        return MISSING
+    spread = values.std(axis=0, ddof=1) if runs > 1 else np.full(values.shape[1:], np.nan)
+    half = stats.t.ppf(0.975, max(1, runs - 1)) * spread / math.sqrt(runs)
+    return Value(values.mean(axis=0), half, runs)
 
 
 def compare(one: Value, other: Value) -> int | None:
@@ -103,22 +99,19 @@ class Data:
     def nss(self, *place) -> Value:
         return over_runs([row.nss for row in self.get(*place)])
 
-    def algorithms(self, stage: str) -> list[str]:
-        """The paper's three and behavioural cloning, and others if there are runs."""
-        measured = {place[2] for place in self.runs if place[0] == stage}
-        always = {"magail", "mairl", "madaac"} | ({"bc"} if stage == "imitate" else set())
-        return [name for name in ALGORITHMS if name in measured | always]
-
-    def paper_score(self, stage: str, column: Column, algorithm: str, discriminator="", n_demos="") -> Value:
+    def paper_score(self, stage: str, column: Column, who: str, discriminator="", n_demos="") -> Value:
         """The paper's score of MA-GAIL, MA-AIRL or MA-DAAC, or of the expert or random play."""
-        key = (stage, column.task, column.agent, algorithm, discriminator, str(n_demos))
-        return Value(*self.paper[key], PAPER_RUNS)
+        key = (stage, column.task, column.agent, who, discriminator, str(n_demos))
+        return Value(*self.paper[key], PAPER_RUNS) if key in self.paper else MISSING
 
-    def paper_nss(self, stage: str, column: Column, *place) -> Value:
-        """By the paper's own expert and random scores."""
-        score = self.paper_score(stage, column, *place)
-        expert, random = (self.paper_score(stage, column, name).mean for name in ("expert", "random"))
-        return Value((score.mean - random) / (expert - random), score.half / abs(expert - random), PAPER_RUNS)
+    def values(self, stage: str, column: Column, name: str, *place) -> list[Value]:
+        """Score, paper's score, NSS and paper's NSS, which is by the paper's own expert and random scores."""
+        rows = self.get(stage, column.task, name, *place)
+        score, nss = (over_runs([measure(row) for row in rows]) for measure in (column.score, column.nss))
+        paper = self.paper_score(stage, column, PAPER_TITLES.get(name, ""), *place)
+        expert, random = (self.paper_score(stage, column, who).mean for who in ("expert", "random"))
+        paper_nss = Value((paper.mean - random) / (expert - random), paper.half / abs(expert - random), paper.runs)
+        return [score, paper, nss, paper_nss]
 
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
         """Episodes or seconds until the first point of each curve at the goal, inf if there is none."""
@@ -161,49 +154,20 @@ def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:
     except UserError as error:
         warn(f"{error}; figures and times do without this run")
         points = []
-    return {name: np.array([point[name] for point in points]) for name in ("episodes", "seconds", "nss", "pcc")}
+    return {name: np.array([point[name] for point in points]) for name in CURVE_COLUMNS}
 
 
-def mean_curve(curves: list[dict[str, np.ndarray]], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The axis, the mean over runs and the half width of its 95 % interval, where all runs have values.
+def mean_curve(curves: list[dict[str, np.ndarray]], x: str, y: str) -> tuple[np.ndarray, Value]:
+    """The axis and the mean over runs, where all runs have values.
 
     Runs are averaged at equal episodes; the axis of seconds has their mean seconds at those episodes.
     """
     known = [~(np.isnan(curve[x]) | np.isnan(curve[y])) for curve in curves]
     curves = [{name: curve[name][there] for name in curve} for curve, there in zip(curves, known) if there.any()]
     if not curves:
-        return np.empty(0), np.empty(0), np.empty(0)
+        return np.empty(0), MISSING
     episodes = np.unique(np.concatenate([curve["episodes"] for curve in curves]))
     first, last = max(curve["episodes"][0] for curve in curves), min(curve["episodes"][-1] for curve in curves)
     episodes = episodes[(episodes >= first) & (episodes <= last)]
-    axes, values = (
-        np.stack([np.interp(episodes, curve["episodes"], curve[name]) for curve in curves]) for name in (x, y)
-    )
-    return axes.mean(axis=0), *mean_and_t_interval(values)
-
-
-def interquartile_mean(scores: np.ndarray) -> float:
-    """Mean without the lowest and the highest quarter of all values."""
-    return float(stats.trim_mean(scores, 0.25, axis=None))
-
-
-def bootstrap_interval(scores: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the interquartile mean of [runs, settings]: runs are drawn anew within each setting."""
-    runs, settings = scores.shape
-    drawn = np.random.default_rng(1).integers(runs, size=(BOOTSTRAP_SAMPLES, runs, settings))
-    resampled = np.take_along_axis(scores[None], drawn, axis=1).reshape(BOOTSTRAP_SAMPLES, -1)
-    low, high = np.percentile(stats.trim_mean(resampled, 0.25, axis=1), [2.5, 97.5])
-    return float(low), float(high)
-
-
-def shared_scores(data: Data, stage: str) -> dict[str, np.ndarray]:
-    """Decentralized NSS [runs, settings] by algorithm, where the paper's three algorithms all have runs."""
-
-    def nss(name: str, task: str, n_demos: int) -> list[float]:
-        return [row.nss for row in data.get(stage, task, name, "decentralized", n_demos)]
-
-    paper = ("magail", "mairl", "madaac")
-    settings = [(task, n) for task in TASKS for n in DEMOS if all(nss(name, task, n) for name in paper)]
-    runs = min((len(nss(name, *place)) for name in paper for place in settings), default=0)
-    complete = [name for name in ALGORITHMS if runs and all(len(nss(name, *place)) >= runs for place in settings)]
-    return {name: np.array([nss(name, *place)[:runs] for place in settings]).T for name in complete}
+    axes, values = ([np.interp(episodes, curve["episodes"], curve[name]) for curve in curves] for name in (x, y))
+    return np.mean(axes, axis=0), over_runs(values)

@@ -10,11 +10,11 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from madaac_utils.files import EXPERTS, UserError, read_json, sha256
-from madaac_utils.paper import paper_episodes
-from reproduce.grid import EPISODE_LENGTH, Cell, Grid, episodes_of
+from reproduce.grid import Cell, Grid, episodes_of
 from reproduce.rows import CURVE_COLUMNS, Row, read_rows, write_rows, write_table
 
 CURVE_POINTS = 300  # at most so many points per curve on disk
@@ -35,50 +35,56 @@ def expert_scores(task: str, who: str = "expert") -> dict[str, float]:
 
 def is_current_expert(run: Cell | Row, scores: tuple[float, ...]) -> bool:
     """Whether these are the scores of the expert that the task has today, or of demonstrations of the user's own."""
-    today = expert_scores(run.task)
-    if "--demos" in f"{run.arguments} {run.reward_arguments}" or not today:
+    today = expert_scores(run.task).values()
+    if not today or "--demos" in f"{run.arguments} {run.reward_arguments}":
         return True
-    same = [math.isclose(one, other, abs_tol=1e-3) for one, other in zip(today.values(), scores)]
+    same = [math.isclose(one, other, abs_tol=1e-3) for one, other in zip(today, scores)]
     return len(today) == len(scores) and all(same)
 
 
-def read_config(folder: Path) -> dict:
-    """config.json of a run; empty if it is damaged, which is reported."""
+def read_run_file(folder: Path, name: str, parse: Callable[[dict], dict]) -> dict:
+    """What `parse` makes of a JSON file of a run; empty if there is none or if it is damaged, which is reported."""
+    if not (folder / name).is_file():
+        return {}
     try:
-        config = read_json(folder / "config.json", "the configuration of a run")
-        return config | {"args": dict(config["args"])}
-    except (UserError, KeyError, TypeError, ValueError) as error:
-        warn(f"{folder / 'config.json'} is not the configuration of a run ({error})")
+        return parse(read_json(folder / name, "a file of a run"))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
+        warn(f"{folder / name} is damaged, so that this run does not count ({error!r})")
         return {}
 
 
-def read_summary(folder: Path | None) -> dict | None:
-    """Columns of the row of a run that has ended; None if it has not, or if a file is damaged, which is reported."""
-    if folder is None or not (folder / "summary.json").exists() or not (config := read_config(folder)):
-        return None
-    try:
-        summary = read_json(folder / "summary.json", "the summary of a run")
-        stochastic, greedy, agents = summary["stochastic"], summary["greedy"], tuple(summary["expert"])
-        last, pcc = (summary.get(name) for name in ("nss_last_500_training_episodes", "pcc"))
-        return {
-            "episodes": int(summary["episodes"]),
-            "rl": summary.get("rl", ""),
-            "agents": agents,
-            "scores": tuple(float(stochastic["scores"][agent]["mean"]) for agent in agents),
-            "score_intervals": tuple(float(stochastic["scores"][agent]["interval_95"]) for agent in agents),
-            "greedy_scores": tuple(float(greedy["scores"][agent]["mean"]) for agent in agents),
-            "expert_scores": tuple(float(summary["expert"][agent]) for agent in agents),
-            "random_scores": tuple(float(summary["random"][agent]) for agent in agents),
-            "nss": float(stochastic["nss"]),
-            "nss_greedy": float(greedy["nss"]),
-            "nss_last_500": math.nan if last is None else float(last),
-            "pcc": math.nan if pcc is None else float(pcc),
-            "seconds": float(summary["seconds"]),
-            "commit": str(config.get("commit", "unknown")),
-        }
-    except (UserError, KeyError, TypeError, ValueError, AttributeError) as error:
-        warn(f"{folder / 'summary.json'} is not the summary of a run that has ended ({error!r})")
-        return None
+def read_config(folder: Path) -> dict:
+    return read_run_file(folder, "config.json", lambda config: config | {"args": dict(config["args"])})
+
+
+def summary_columns(summary: dict) -> dict:
+    """The columns of a row that summary.json holds."""
+    agents = tuple(summary["expert"])
+
+    def scores(policies: str, what: str) -> tuple[float, ...]:
+        return tuple(float(summary[policies]["scores"][agent][what]) for agent in agents)
+
+    last, pcc = (summary.get(name) for name in ("nss_last_500_training_episodes", "pcc"))
+    return {
+        "episodes": int(summary["episodes"]),
+        "rl": summary.get("rl", ""),
+        "agents": agents,
+        "scores": scores("stochastic", "mean"),
+        "score_intervals": scores("stochastic", "interval_95"),
+        "greedy_scores": scores("greedy", "mean"),
+        "expert_scores": tuple(float(summary["expert"][agent]) for agent in agents),
+        "random_scores": tuple(float(summary["random"][agent]) for agent in agents),
+        "nss": float(summary["stochastic"]["nss"]),
+        "nss_greedy": float(summary["greedy"]["nss"]),
+        "nss_last_500": math.nan if last is None else float(last),
+        "pcc": math.nan if pcc is None else float(pcc),
+        "seconds": float(summary["seconds"]),
+    }
+
+
+def is_unchanged(path: Path, digest: str | None) -> bool:
+    """Whether a file is the one that a run began with, as far as the run has noted it."""
+    return not digest or (path.is_file() and sha256(path) == digest)
 
 
 def curve_of(folder: Path) -> list[dict]:
@@ -86,10 +92,10 @@ def curve_of(folder: Path) -> list[dict]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), {"scalars": 0}).Reload()
-    tags, charts = events.Tags()["scalars"], {}
+    charts = {name: {} for name in CURVE_COLUMNS}
     for name in CURVE_COLUMNS:
-        points = events.Scalars(f"charts/{name}") if f"charts/{name}" in tags else []
-        charts[name] = {point.step: point.value for point in points}
+        if f"charts/{name}" in events.Tags()["scalars"]:
+            charts[name] = {point.step: point.value for point in events.Scalars(f"charts/{name}")}
     found = {}
     for step, nss in sorted(charts["nss"].items()):
         episodes, seconds = (round(charts[name][step]) for name in ("episodes", "seconds"))
@@ -98,29 +104,16 @@ def curve_of(folder: Path) -> list[dict]:
     return list(found.values())
 
 
-def read_progress(folder: Path | None) -> dict[str, float]:
-    """The fraction of the steps that are done, the last NSS and the seconds that are left; empty if unknown."""
-    config = read_config(folder) if folder else {}
-    total = config["args"].get("total_timesteps") if config else 0
-    curve = curve_of(folder) if total else []
-    if not curve:
-        return {}
-    done = min(1.0, curve[-1]["episodes"] * EPISODE_LENGTH / total)
-    return {"done": done, "nss": curve[-1]["nss"], "left": curve[-1]["seconds"] * (1 - done) / done}
-
-
-def lock_run(folder: Path, tries: int = 10):
+def lock_run(folder: Path):
     """The open and locked lock file of a cell, to be handed to its script; None if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "a")  # noqa: SIM115
-    for _ in range(tries):  # `is_running` holds it for an instant
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            time.sleep(0.05)
-    lock.close()
-    return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock
+    except BlockingIOError:
+        lock.close()
+        return None
 
 
 class Workspace:
@@ -138,28 +131,28 @@ class Workspace:
         return self.folder(cell) / "failed.txt"
 
     def run_folder(self, cell: Cell) -> Path | None:
-        """The newest folder that the script has made."""
-        found = [path.parent for path in self.folder(cell).glob("*/config.json")]
-        return max(found, key=lambda path: path.stat().st_mtime, default=None)
+        """The folder that the script has made, if it can be used today."""
+        folders = [path.parent for path in self.folder(cell).glob("*/config.json")]
+        return next((folder for folder in folders if self.is_usable(cell, read_config(folder))), None)
 
-    def summary(self, cell: Cell) -> dict | None:
-        """Columns of the row of a run that has ended with the episodes, expert and reward that are wanted today."""
-        columns = read_summary(self.run_folder(cell))
-        if not columns or columns["episodes"] < (episodes_of(cell, self.grid) or 0):
-            return None
-        current = is_current_expert(cell, columns["expert_scores"]) and self.has_current_inputs(cell)
-        return columns if current else None
-
-    def has_current_inputs(self, cell: Cell) -> bool:
+    def is_usable(self, cell: Cell, config: dict) -> bool:
         """Whether a run began with the reward that its imitation has now, or with its task's demonstrations."""
-        config = read_config(self.run_folder(cell))
-        args = config.get("args", {})
+        if not config:
+            return False
+        args = config["args"]
         if cell.stage == "retrain":
-            imitation = self.run_folder(cell.imitation)
-            path, digest = imitation and imitation / "reward.safetensors", args.get("reward_sha256")
-        else:
-            path, digest = EXPERTS / cell.task / "demos.npz", not args.get("demos") and config.get("demos_sha256")
-        return not digest or not path or not path.is_file() or sha256(path) == digest
+            folder = self.run_folder(cell.imitation)
+            return folder is not None and is_unchanged(folder / "reward.safetensors", args.get("reward_sha256"))
+        own_demos = bool(args.get("demos"))
+        return own_demos or is_unchanged(EXPERTS / cell.task / "demos.npz", config.get("demos_sha256"))
+
+    def summary(self, cell: Cell) -> dict:
+        """Columns of the row of a run that has ended with today's expert and the episodes that are wanted."""
+        folder = self.run_folder(cell)
+        columns = read_run_file(folder, "summary.json", summary_columns) if folder else {}
+        if not columns or columns["episodes"] < episodes_of(cell, self.grid):
+            return {}
+        return columns if is_current_expert(cell, columns["expert_scores"]) else {}
 
     def current_row(self, cell: Cell) -> Row | None:
         """The row of a cell, unless it was measured with an expert that has been replaced."""
@@ -169,15 +162,15 @@ class Workspace:
     def is_done(self, cell: Cell) -> bool:
         """Whether there is a row with today's expert and at least the episodes that are wanted."""
         row = self.current_row(cell)
-        if row is None or row.episodes < (episodes_of(cell, self.grid) or 0):
+        if row is None or row.episodes < episodes_of(cell, self.grid):
             return False
-        return cell.stage == "imitate" or row.reward_episodes >= (episodes_of(cell.imitation, self.grid) or 0)
+        return cell.stage == "imitate" or row.reward_episodes >= episodes_of(cell.imitation, self.grid)
 
     def is_running(self, cell: Cell) -> bool:
         """Whether a process holds the cell's lock; a script inherits it and holds it as long as it lives."""
         if not (self.folder(cell) / "lock").exists():
             return False
-        lock = lock_run(self.folder(cell), tries=1)
+        lock = lock_run(self.folder(cell))
         if lock:
             lock.close()
         return lock is None
@@ -192,12 +185,11 @@ class Workspace:
             return "running"
         if self.failure_note(cell).is_file():
             return "failed"
-        folder = self.run_folder(cell)
-        return "interrupted" if folder and (folder / "checkpoint.pt").is_file() else "waiting"
+        return "interrupted" if list(self.folder(cell).glob("*/checkpoint.pt")) else "waiting"
 
     def missing(self, cells: list[Cell]) -> list[Cell]:
         """What has to be run, in order, with the imitations that retrainings need a reward from."""
-        todo: dict[Cell, None] = {}
+        todo = {}
         for cell in cells:
             if self.is_done(cell):
                 continue
@@ -216,13 +208,15 @@ class Workspace:
     def record(self, cell: Cell) -> Row:
         """Write the row and the curve of a run that has ended."""
         folder, columns = self.run_folder(cell), self.summary(cell)
-        reward = read_summary(self.run_folder(cell.imitation)) if cell.stage == "retrain" else None
-        row = Row(run_id=cell.run_id, **vars(cell), **columns, reward_episodes=reward["episodes"] if reward else 0)
+        columns["commit"] = str(read_config(folder).get("commit", "unknown"))
+        reward = self.summary(cell.imitation) if cell.stage == "retrain" else {}
+        row = Row(run_id=cell.run_id, **vars(cell), **columns, reward_episodes=reward.get("episodes", 0))
         before = self.current_row(cell)
         if before and before.episodes > row.episodes:  # it was run again for its reward only
             return before
         curve = curve_of(folder)
-        curve = curve[:: -(math.ceil(len(curve) / CURVE_POINTS) or 1)][::-1]  # thinned; the last point stays
+        step = max(1, math.ceil(len(curve) / CURVE_POINTS))
+        curve = curve[::-step][::-1]  # from the end, so that the last point stays
         write_table(self.results / "curves" / f"{cell.run_id}.csv", CURVE_COLUMNS, curve)
         descriptor = os.open(self.results, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # several commands may run at once
@@ -231,17 +225,15 @@ class Workspace:
             write_rows(self.results / "runs.csv", self.rows)
         finally:
             os.close(descriptor)
-        wanted = episodes_of(cell, self.grid)
-        if wanted is None or self.grid.scale == "smoke" or row.episodes >= paper_episodes(cell.task):
-            (folder / "checkpoint.pt").unlink(missing_ok=True)  # nobody will continue this run
+        if not self.grid.episodes:
+            (folder / "checkpoint.pt").unlink(missing_ok=True)  # the run has its full budget
         return row
 
-    def estimate_seconds(self, cells: list[Cell]) -> float:
-        """How long these runs take, from rows of the same algorithm and task; nan if a cell has no such row."""
-        total = 0.0
-        for cell in cells:
-            place, wanted = (cell.stage, cell.task, cell.algorithm), episodes_of(cell, self.grid)
-            rows = [row for row in self.rows.values() if (row.stage, row.task, row.algorithm) == place]
-            times = [row.seconds * (wanted / row.episodes if wanted else 1) for row in rows if row.seconds > 0]
-            total += sum(times) / len(times) if times else math.nan
-        return total
+    def estimate_seconds(self, cell: Cell) -> float:
+        """How long a run takes, from rows of the same algorithm and task; nan if there is none."""
+        wanted, times = episodes_of(cell, self.grid), []
+        for row in self.rows.values():
+            same = (row.stage, row.task, row.algorithm) == (cell.stage, cell.task, cell.algorithm)
+            if same and row.seconds > 0:
+                times.append(row.seconds * (wanted / row.episodes if wanted else 1))
+        return sum(times) / len(times) if times else math.nan

@@ -7,6 +7,7 @@ import stand_ins
 
 from madaac_utils.files import UserError
 from reproduce.grid import Grid, episodes_of, make_cells, resume_command, start_command
+from reproduce.local import estimate_text
 from reproduce.rows import read_rows, write_rows
 from reproduce.store import Workspace
 
@@ -28,7 +29,7 @@ def test_behavioural_cloning_has_one_run_per_task_and_no_retraining():
 
 
 def test_budgets():
-    def budget(**choice) -> dict[tuple, int | None]:
+    def budget(**choice) -> dict[tuple, int]:
         grid = Grid(**ONE | choice)
         return {(cell.stage, cell.task, cell.algorithm): episodes_of(cell, grid) for cell in make_cells(grid)}
 
@@ -37,9 +38,9 @@ def test_budgets():
     for task, episodes in (("keep_away", 50_000), ("rover_tower_8", 100_000)):
         assert default["imitate", task, "mairl"] == default["imitate", task, "madaac_paper"] == episodes
         for algorithm in ("madaac", "madaac_bc", "bc"):
-            assert default["imitate", task, algorithm] is None, "the script's own"
+            assert default["imitate", task, algorithm] == 0, "the script's own"
         assert default["retrain", task, "madaac"] == episodes
-        assert paper["imitate", task, "madaac"] == episodes and paper["imitate", task, "bc"] is None
+        assert paper["imitate", task, "madaac"] == episodes and paper["imitate", task, "bc"] == 0
     smoke = budget(scale="smoke")
     assert len(smoke) == 4 and all(episodes < 200 for episodes in smoke.values())
 
@@ -93,8 +94,11 @@ def test_time_is_estimated_from_rows_of_the_same_algorithm_and_task(tmp_path):
     work = Workspace(Grid(results=str(tmp_path), episodes=2000))
     cells = make_cells(Grid(**ONE | {"seeds": "1-3"}, algorithms="mairl,magail", stages="imitate"))
     same = [cell for cell in cells if cell.algorithm == "mairl"]
-    assert work.estimate_seconds(same) == pytest.approx(3 * 300)
-    assert math.isnan(work.estimate_seconds(cells))
+    assert work.estimate_seconds(same[0]) == pytest.approx(300)
+    assert estimate_text(work, same, workers=2) == "8 min"
+    assert estimate_text(work, cells, workers=2) == "8 min, but 3 of 6 runs have no estimate"
+    others = [cell for cell in cells if cell.algorithm == "magail"]
+    assert estimate_text(work, others, workers=2).startswith("unknown")
 
 
 # Rows

@@ -11,6 +11,7 @@ from scipy import stats as scipy_stats
 
 from madaac_utils.files import UserError
 from reproduce import claims, figures, stats, tables
+from reproduce.claims import NOT_ENOUGH
 from reproduce.grid import HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS, Grid
 from reproduce.parameters import count_parameters
 from reproduce.report import write_report
@@ -19,7 +20,6 @@ from reproduce.stats import Value
 RESULTS = Path(__file__).resolve().parent.parent.parent / "results"
 PAPER = RESULTS / "paper.csv"
 KEEP_AWAY = ("imitate", "keep_away", "madaac", "decentralized", 50)
-COUNTED = {title: tests for title, tests in claims.CLAIMS.items() if tests is not claims.parameter_tests}
 
 
 @pytest.fixture
@@ -64,45 +64,15 @@ def test_values_are_compared_by_their_intervals_and_only_with_three_runs():
     assert difference == pytest.approx((0.6, 0.5, 3))
 
 
-def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end():
-    scores = np.array([[0.1, 0.7], [0.5, 0.8], [0.6, 5.0], [0.9, 1.0]])
-    assert stats.interquartile_mean(scores) == pytest.approx(np.mean([0.6, 0.7, 0.8, 0.9]))
-
-
-def test_the_bootstrap_draws_runs_within_each_setting():
-    rng = np.random.default_rng(0)
-    constant = np.array([[0.2, 1.0]] * 5)
-    assert stats.bootstrap_interval(constant) == pytest.approx((0.6, 0.6)), "no spread within a setting"
-    scores = rng.normal(0.8, 0.1, size=(40, 3))
-    low, high = stats.bootstrap_interval(scores)
-    assert low < stats.interquartile_mean(scores) < high
-    plain = [
-        scipy_stats.trim_mean(np.column_stack([rng.choice(column, 40) for column in scores.T]), 0.25, axis=None)
-        for _ in range(2000)
-    ]
-    assert (low, high) == pytest.approx(np.percentile(plain, [2.5, 97.5]), abs=0.005)
-    assert stats.bootstrap_interval(scores) == (low, high), "the same every time"
-
-
 def test_curves_are_averaged_at_equal_episodes_where_all_runs_have_values():
     one = {"episodes": np.array([0.0, 10, 20]), "seconds": np.array([0.0, 1, 2]), "nss": np.array([0.0, 1, 2])}
     other = {"episodes": np.array([5.0, 15, 30]), "seconds": np.array([5.0, 15, 30])}
     curves = [one, other | {"nss": np.array([1.5, 2.5, np.nan])}]
     for x, axis in (("episodes", [5, 10, 15]), ("seconds", [2.75, 5.5, 8.25])):
-        found, mean, half = stats.mean_curve(curves, x, "nss")
+        found, value = stats.mean_curve(curves, x, "nss")
         np.testing.assert_allclose(found, axis)
-        np.testing.assert_allclose(mean, [1.0, 1.5, 2.0])
-        np.testing.assert_allclose(half, scipy_stats.t.ppf(0.975, 1) * 0.5)
-
-
-def test_aggregates_use_settings_and_runs_that_the_papers_algorithms_share(load):
-    rows = [row for name in ("magail", "mairl", "madaac") for row in seeds(0.5, 0.6, algorithm=name)]
-    rows += seeds(0.9, 0.9, 0.9, algorithm="madaac", task="cooperative_navigation")
-    rows += seeds(0.1, algorithm="bc")
-    found = stats.shared_scores(load(rows), "imitate")
-    assert list(found) == ["magail", "mairl", "madaac"]
-    assert all(scores.tolist() == [[0.5], [0.6]] for scores in found.values())
-    assert stats.shared_scores(load([]), "imitate") == {}
+        np.testing.assert_allclose(value.mean, [1.0, 1.5, 2.0])
+        np.testing.assert_allclose(value.half, scipy_stats.t.ppf(0.975, 1) * 0.5)
 
 
 def test_which_rows_count_depends_on_arguments_budget_expert_and_episodes_but_not_on_scores(load):
@@ -168,7 +138,7 @@ def test_episodes_and_seconds_to_the_goal(load):
     rows = [row | {"curve": fast} for row in seeds(0.9, 0.9, 0.9)]
     rows += [row | {"curve": slow} for row in seeds(0.9, 0.9, algorithm="mairl")]
     rows += [row | {"curve": slow} for row in seeds(0.9, algorithm="mairl", task="cooperative_communication")]
-    table = tables.efficiency_table(load(rows), "efficiency", "", TASKS)
+    table = tables.efficiency_table(load(rows))
     place = ("Keep Away", "50", "decentralized")
     assert lookup(table, "episodes to the goal", *place, "MA-DAAC") == "1,000 ± 0 (3)"
     assert lookup(table, "seconds to the goal", *place, "MA-DAAC") == "10 ± 0 (3)"
@@ -177,13 +147,22 @@ def test_episodes_and_seconds_to_the_goal(load):
     assert lookup(table, "episodes to the goal", *communication) == "2,000 (1)", "the goal is 0.7 there"
 
 
+def test_the_headline_has_50_demonstrations_that_are_not_centralized_and_few_columns(load):
+    rows = seeds(0.9) + seeds(0.8, n_demos=100) + seeds(0.7, discriminator="centralized") + seeds(0.6, algorithm="bc")
+    rows += seeds(0.5, task="rover_tower_12")
+    table = tables.headline_table(tables.efficiency_table(load(rows)))
+    assert [row[:3] for row in table.rows] == [["Keep Away", "MA-DAAC", "0.900 (1)"], ["Keep Away", "BC", "0.600 (1)"]]
+    assert table.header[:3] == ["task", "algorithm", "NSS"] and len(table.rows[0]) == len(table.header)
+    assert "50 demonstrations" in table.caption and "decentralized" in table.caption
+
+
 # Claims
 
 
 def verdict(data: stats.Data, words: str, own: str = "madaac") -> str:
     """Of the one claim that has these words in its title."""
-    (tests,) = [tests for title, tests in claims.CLAIMS.items() if words in title]
-    return claims.verdict(tests(data, own))
+    (claim,) = [claim for title, claim in claims.CLAIMS.items() if words in title]
+    return claims.verdict(claim.comparisons(data, own))
 
 
 def three_each(tasks, demos, stage: str, own: float, others: float) -> list[dict]:
@@ -197,18 +176,30 @@ def three_each(tasks, demos, stage: str, own: float, others: float) -> list[dict
 
 def test_verdicts_follow_the_rows(load):
     empty = load([])
-    assert {claims.verdict(tests(empty, "madaac")) for tests in COUNTED.values()} == {"not enough runs"}
+    assert {claims.verdict(claim.comparisons(empty, "madaac")) for claim in claims.CLAIMS.values()} == {NOT_ENOUGH}
     as_well, better = "small tasks MA-DAAC imitates", "small tasks MA-DAAC's rewards lead"
     rows = three_each(SMALL_TASKS, (50, 100, 200), "retrain", 0.9, 0.5)
     rows += three_each(SMALL_TASKS, (50, 100, 200), "imitate", 0.9, 0.9)
     data = load(rows)
     assert verdict(data, as_well) == verdict(data, better) == "holds"
-    assert verdict(data, better, "madaac_paper") == "not enough runs"
+    assert verdict(data, better, "madaac_paper") == NOT_ENOUGH
     data = load([row for row in rows if row["seed"] < 3 or row["task"] != "keep_away"])
-    assert verdict(data, better) == "not enough runs"
+    assert verdict(data, better) == f"so far: holds in 12 of 18, 6 {NOT_ENOUGH}"
+    data = load([row for row in rows if row["seed"] < 3 or row["algorithm"] != "mairl"])
+    assert verdict(data, better) == f"so far: holds in 9 of 18, 9 {NOT_ENOUGH}", "one rival does not wait for the other"
     rows = three_each(["keep_away"], (50,), "imitate", 0.5, 0.9) + three_each(["keep_away"], (50,), "retrain", 0.9, 0.9)
     data = load(rows)
-    assert verdict(data, as_well) == verdict(data, better) == "does not hold", "as good is not better"
+    assert verdict(data, as_well) == verdict(data, better) == "does not hold", "as good is not better; one is enough"
+
+
+def test_the_page_of_claims_has_the_verdicts_first_and_leaves_out_comparisons_without_runs(load):
+    lines = claims.claims_page(load(three_each(["keep_away"], (50,), "imitate", 0.5, 0.9))).splitlines()
+    (summary,) = [line for line in lines if line.startswith("| 2 |")]
+    assert summary.endswith("| does not hold | not enough runs |")
+    section = lines[next(i for i, line in enumerate(lines) if line.startswith("## 2.")) :]
+    assert lines.index(summary) < lines.index(section[0])
+    rows = [line for line in section[: section.index("", 2)] if line.startswith("| Keep Away")]
+    assert len(rows) == 2 and all(row.endswith("| no |") for row in rows), "one for each baseline"
 
 
 def test_sample_efficiency_is_judged_by_episodes_to_the_goal(load):
@@ -252,7 +243,7 @@ def quick(monkeypatch):
     """Without counting the parameters of large networks."""
     for module in ("figures", "parameters"):
         monkeypatch.setattr(f"reproduce.{module}.AGENTS", (8, 16))
-    monkeypatch.setattr(claims, "CLAIMS", COUNTED)
+    monkeypatch.setattr(claims, "parameter_comparisons", list)
 
 
 def test_the_report_has_all_files_and_the_same_bytes_again(load, tmp_path, quick):
@@ -264,8 +255,8 @@ def test_the_report_has_all_files_and_the_same_bytes_again(load, tmp_path, quick
     names = {path.relative_to(results).as_posix() for path in first}
     scores = [f"{scale}_scale_{stage}" for scale in ("small", "large") for stage in ("imitation", "retraining")]
     for name in (*scores, "relative_imitation", "relative_retraining", "headline", "efficiency", "parameters"):
-        assert {f"tables/{name}.md", f"tables/{name}.tex"} <= names
-    assert {"tables/claims.md", "tables/index.md", "tables/aggregate.md"} <= names
+        assert f"tables/{name}.md" in names
+    assert {"tables/claims.md", "tables/index.md"} <= names
     for name in ("headline", "imitation_small", "imitation_large", "retraining", "pcc", "parameters"):
         assert f"figures/{name}.png" in names
     again = {path: path.read_bytes() for path in write_report(Grid(results=str(results)), PAPER)}
@@ -277,13 +268,6 @@ def test_the_report_has_all_files_and_the_same_bytes_again(load, tmp_path, quick
 def test_a_figure_without_data_is_not_drawn(load):
     assert figures.curves_figure(load([]), "retrain", SMALL_TASKS) is None
     assert figures.headline_figure(load([])) is None
-
-
-def test_latex_escapes_what_has_a_meaning_in_latex(load):
-    text = tables.latex(tables.score_table(load(seeds(0.5, 0.6, 0.7)), "small", SMALL_TASKS, "imitate"))
-    body = [line for line in text.splitlines() if not line.startswith("% needs")]
-    assert not any(character in line for line in body for character in "±−–↑↓")
-    assert all("%" not in line.replace(r"\%", "") for line in body)
 
 
 def test_missing_and_damaged_files_are_named(load, tmp_path, capsys):
@@ -302,4 +286,4 @@ def test_the_committed_tables_are_those_of_the_committed_rows():
     """`python -m reproduce report` was run after the last row came in."""
     for table in tables.all_tables(stats.load(Grid(results=str(RESULTS)), PAPER)):
         path = RESULTS / "tables" / f"{table.name}.md"
-        assert path.read_text(encoding="utf-8") == f"# {table.title}\n\n{tables.markdown(table)}", path.name
+        assert path.read_text(encoding="utf-8") == table.page(), path.name

@@ -15,8 +15,9 @@ import stand_ins
 from torch.utils.tensorboard import SummaryWriter
 
 from reproduce.__main__ import main
+from reproduce.local import progress_text
 from reproduce.rows import read_rows
-from reproduce.store import curve_of, read_progress, warn
+from reproduce.store import curve_of, warn
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 CHOICE = {"scale": "smoke", "algorithms": "mairl", "workers": "2"}
@@ -251,7 +252,7 @@ def test_progress_and_curve_come_from_the_run_folder(tmp_path):
         for name, value in {"nss": step / 40_000, "seconds": step / 100, "episodes": step / 25}.items():
             writer.add_scalar(f"charts/{name}", value, step)
     writer.close()
-    assert read_progress(tmp_path) == pytest.approx({"done": 0.5, "nss": 0.5, "left": 200})
+    assert progress_text(tmp_path).split() == ["50%", "NSS", "0.500", "3", "min", "left"]
     points = curve_of(tmp_path)
     assert len(points) == 800 and points[-1]["episodes"] == 800 and points[-1]["seconds"] == 200
     assert all(point["nss"] == pytest.approx(point["episodes"] / 1600) for point in points)
