@@ -94,9 +94,8 @@ from env_utils import RecordEpisodes, make_envs, play_episodes, task_name
 from madaac_utils.configuration import total_timesteps
 from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, describe_training, record_expert, training_of
 from madaac_utils.files import UserError, exit_on_user_error, require_writable, write_json
-from madaac_utils.networks import task_header
 from madaac_utils.paper import paper_episodes
-from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors, require_same_policy
+from madaac_utils.policies import describe_policy, load_policy
 from madaac_utils.run import Run
 from madaac_utils.video import write_video
 
@@ -452,15 +451,14 @@ def main(args: Args) -> None:
 
         # Evaluate the greedy policy, always on the same episodes, and keep the best.
         if run.due(args.eval_every) or step >= args.total_timesteps:
-            tensors, header = policy_tensors(policies, obs_stats)
-            policy = SavedPolicy(tensors, header | task_header(envs), "the policy")
-            require_same_policy(policy, policies, envs, obs_stats)
+            policy = describe_policy(policies, envs, obs_stats)
             scores = play_episodes(args.env_id, policy.greedy, args.selection_episodes, SELECTION_SEED).mean(0)
             by_agent = [*zip(envs.agents, scores), ("mean", scores.mean())]
             run.add_scalars({f"eval/greedy_return-{agent}": value for agent, value in by_agent}, step)
             if scores.mean() > kept.score or not keep_best:
-                kept.score, kept.step, kept.tensors, kept.header = float(scores.mean()), step, tensors, header
-                run.save_policy(tensors, header)
+                kept.score, kept.step = float(scores.mean()), step
+                kept.tensors, kept.header = policy.tensors, policy.header
+                run.save_policy(policy.tensors, policy.header)
         if run.due(run.log_every):
             run.log(metrics)
 

@@ -9,10 +9,12 @@ import torch
 from env_utils import play_episodes, random_actions, record_episodes, task_name
 from madaac_utils.checkpoints import load_checkpoint
 from madaac_utils.demos import RANDOM_SEED, demos_from_episodes, save_demos
-from madaac_utils.files import FORMAT_VERSION, read_json, sha256, write_json
-from madaac_utils.policies import SavedPolicy, save_policy
+from madaac_utils.evaluation import score_table
+from madaac_utils.files import FORMAT_VERSION, read_config, read_json, remove_left_overs, sha256, write_json
+from madaac_utils.networks import save_tensors
+from madaac_utils.policies import SavedPolicy
 from madaac_utils.provenance import commit, versions
-from madaac_utils.scores import below_random, mean_and_interval, reference_warnings
+from madaac_utils.scores import by_agent, mean_and_interval, scores_with_intervals
 
 RECORDING_SEED = 10_000_019  # of the episodes that score an expert and become its demonstrations
 # Of the episodes that choose the policy that becomes the expert. They are the same at every evaluation, because initial
@@ -45,7 +47,7 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
 
 def describe_training(folder: Path, kept: Kept, step: int, seconds: float, episode_length: int) -> dict:
     """For the card: how a policy was trained."""
-    config = read_json(folder / "config.json", "the config of a run")
+    config = read_config(folder)
     others = ("resume", "resume_changed", "record_only", "runs", "experts", "eval_episodes", "store_demos")
     return {
         "script": config["script"],
@@ -77,24 +79,16 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script
     folder, agents = Path(args.experts) / task_name(args.env_id), list(envs.agents)
     episodes = record_episodes(args.env_id, policy.greedy, args.eval_episodes, RECORDING_SEED)
     random_policy = random_actions(envs.num_actions, seed=RANDOM_SEED)
-    played = {
-        "expert": episodes.returns,
-        "random": play_episodes(args.env_id, random_policy, args.eval_episodes, seed=RANDOM_SEED),
-    }
-    # Mean and interval per agent, and of the mean over agents: the agents of one episode are not independent.
-    scores, over_agents, references = {}, {}, {}
-    for who, returns in played.items():
-        references[who] = mean_and_interval(returns)
-        columns = np.hstack([references[who], mean_and_interval(returns.mean(1, keepdims=True))])  # [2, agents + 1]
-        *by_agent, over_agents[who] = [{"mean": float(m), "interval_95": float(h)} for m, h in columns.T]
-        scores[who] = dict(zip(agents, by_agent))
+    random_returns = play_episodes(args.env_id, random_policy, args.eval_episodes, seed=RANDOM_SEED)
+    returns = {"expert": episodes.returns, "random": random_returns}
+    described = {name: scores_with_intervals(values) for name, values in returns.items()}
+    scores = {name: by_agent(agents, found) for name, found in described.items()}
     metadata = {
         "made_by": f"{script.name}, the most probable action of each agent",
         "episodes_played": args.eval_episodes,
     }
-    for left_over in folder.glob(".*.tmp*"):  # of a process that was killed while it wrote
-        left_over.unlink(missing_ok=True)
-    save_policy(folder / "policy.safetensors", policy.tensors, policy.header, envs)
+    remove_left_overs(folder)
+    save_tensors(folder / "policy.safetensors", policy.tensors, policy.header, envs)
     save_demos(folder / "demos.npz", demos_from_episodes(args.env_id, episodes, metadata)[: args.store_demos])
     card = {
         "format_version": FORMAT_VERSION,
@@ -102,20 +96,20 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script
         "episodes": args.eval_episodes,
         "demonstrations": args.store_demos,
         "scores": scores,
-        "mean_over_agents": over_agents,
+        "mean_over_agents": {
+            name: {"mean": found["score_mean"], "interval_95": found["score_mean_interval_95"]}
+            for name, found in described.items()
+        },
         "training": training,
         "versions": versions(),
         "commit": commit(script),
         "sha256": {name: sha256(folder / name) for name in ("policy.safetensors", "demos.npz")},
     }
     write_json(folder / "card.json", card)
-    print(f"\n{'agent':<16}{'expert':>20}{'random':>20}   ({args.eval_episodes} episodes each, 95 % intervals)")
-    warnings = reference_warnings(agents, references)
-    for agent in [*agents, "mean"]:
-        found = [scores[who].get(agent, over_agents[who]) for who in scores]
-        cells = [f"{score['mean']:.2f} ± {score['interval_95']:.2f}" for score in found]
-        print(f"{agent:<16}{cells[0]:>20}{cells[1]:>20}" + (f"  <- {warnings[agent]}" if agent in warnings else ""))
-    if below_random(references).all():
+    references = {name: mean_and_interval(values) for name, values in returns.items()}
+    print(f"\n{args.eval_episodes} episodes each, 95 % intervals over episodes")
+    print(score_table(agents, references, {}))
+    if (references["expert"][0] < references["random"][0]).all():
         print("warning: no agent of this expert scores better than random play, so that NSS against it means nothing")
     print(f"written: {folder}/policy.safetensors, demos.npz ({args.store_demos} episodes), card.json")
     return scores

@@ -5,6 +5,7 @@ one layer per agent with weight [agents, in, out] and bias [agents, 1, out]. Its
 weight_1, ... and the header lists the layers.
 """
 
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -16,20 +17,12 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 
-from env_utils import task_name
-from madaac_utils.files import FORMAT_VERSION, UserError, writing
+from madaac_utils.files import FORMAT_VERSION, UserError, is_list_of, require_fits_task, writing
 
 # Activations that can be saved, and the names of their parameters
-ACTIVATIONS = {
-    **{
-        "LeakyReLU": ("negative_slope",),
-        "ELU": ("alpha",),
-        "Softplus": ("beta", "threshold"),
-        "GELU": ("approximate",),
-    },
-    **dict.fromkeys(("ReLU", "Tanh", "Sigmoid", "SiLU", "Mish", "Identity"), ()),
-}
-DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
+ACTIVATIONS = dict.fromkeys(("ReLU", "Tanh", "Sigmoid", "SiLU", "Mish", "Identity"), ())
+ACTIVATIONS |= {"LeakyReLU": ("negative_slope",), "ELU": ("alpha",), "GELU": ("approximate",)}
+ACTIVATIONS |= {"Softplus": ("beta", "threshold")}
 
 
 def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
@@ -53,51 +46,62 @@ def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
 
 
 class SavedNetwork:
-    """A network rebuilt from its description. Inputs are [agents, batch, in] for stacks, [batch, in] otherwise."""
+    """A network rebuilt from its description: a stack over `agents` for inputs [agents, batch, size_in], or one for
+    inputs [batch, size_in] if `agents` is None."""
 
-    def __init__(self, layers: list, tensors: dict[str, torch.Tensor], origin: Path | str):
-        self.steps, number = [], 0
-        for layer in layers if isinstance(layers, list) else [None]:
-            kind, *values = layer if isinstance(layer, list) and layer else [None]
-            if kind == "linear":
-                try:
+    def __init__(self, layers: list, tensors: dict, agents: int | None, size_in: int, size_out: int, origin: str):
+        self.steps, size, number = [], size_in, 0
+        try:
+            for kind, *values in layers:
+                if kind == "linear":
                     weight, bias = tensors[f"weight_{number}"], tensors[f"bias_{number}"]
-                except KeyError as missing:
-                    raise UserError(f"{origin} has no {missing}, which its description names") from None
-                self.steps.append((weight, bias))
-                number += 1
-            elif isinstance(kind, str) and kind in ACTIVATIONS and len(values) == len(ACTIVATIONS[kind]):
-                try:
-                    self.steps.append(getattr(nn, kind)(*values))
-                    self.steps[-1](torch.zeros(1))
-                except (TypeError, ValueError, RuntimeError):
-                    raise UserError(f"{origin} describes an activation that does not exist: {layer!r}") from None
-            else:
-                raise UserError(f"{origin} describes a layer that this version does not know: {layer!r}")
-        self.linear = [step for step in self.steps if isinstance(step, tuple)]
-
-    def require_shapes(self, agents: int, size_in: int, size_out: int, stacked: bool, origin: Path | str) -> None:
-        """Raise an error unless the layers fit one another, their inputs and their outputs."""
-        size = size_in
-        for weight, bias in self.linear:
-            width = bias.shape[-1] if bias.ndim else 0
-            expected = ((agents, size, width), (agents, 1, width)) if stacked else ((width, size), (width,))
-            if (tuple(weight.shape), tuple(bias.shape)) != expected:
-                found = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
-                raise UserError(f"{origin}: weights and biases of shape {found} do not fit {size} inputs")
-            size = width
-        if size != size_out or not self.linear:
-            raise UserError(f"{origin}: the network has {size} outputs, expected {size_out}")
+                    width = bias.shape[-1]
+                    expected = (
+                        ((width, size), (width,)) if agents is None else ((agents, size, width), (agents, 1, width))
+                    )
+                    if (weight.shape, bias.shape) != expected:
+                        raise ValueError(f"weight_{number} and bias_{number} do not fit {size} inputs")
+                    self.steps.append(functools.partial(linear, weight, bias))
+                    size, number = width, number + 1
+                else:
+                    parameters = dict(zip(ACTIVATIONS[kind], values, strict=True))
+                    self.steps.append(getattr(nn, kind)(**parameters))
+                    self.steps[-1](torch.zeros(1))  # parameters of a wrong type only fail when they are used
+            if size != size_out or not number:
+                raise ValueError(f"it has {size} outputs, expected {size_out}")
+        except Exception as error:  # whatever a file can contain
+            raise UserError(f"{origin} does not describe a network that this version knows ({error!r})") from None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
-            if not isinstance(step, tuple):
-                x = step(x)
-            elif step[0].ndim == 3:
-                x = torch.baddbmm(step[1], x, step[0])
-            else:
-                x = F.linear(x, *step)
+            x = step(x)
         return x
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(bias, x, weight) if weight.ndim == 3 else F.linear(x, weight, bias)
+
+
+def require_same_outputs(described: torch.Tensor, in_memory: torch.Tensor, description: str) -> None:
+    """Raise an error unless the description of a network computes what the network in memory computes."""
+    if not torch.allclose(described, in_memory, rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UserError(f"the script computes something that {description} does not describe, so it cannot be saved")
+
+
+def random_observations(envs, batch: int = 16) -> torch.Tensor:
+    """Normally distributed observations [agents, batch, widest], zero-padded. Does not touch torch's generator."""
+    obs = torch.randn(len(envs.agents), batch, int(max(envs.obs_sizes)), generator=torch.Generator().manual_seed(0))
+    return obs * (torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None])
+
+
+def task_header(envs) -> dict:
+    return {
+        "format_version": FORMAT_VERSION,
+        "env_id": envs.env_id,
+        "agents": list(envs.agents),
+        "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
+        "num_actions": np.asarray(envs.num_actions).tolist(),
+    }
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, envs) -> None:
@@ -112,20 +116,10 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, env
 
 def digest(tensors: dict[str, torch.Tensor], header: dict) -> str:
     """A checksum of a header and its tensors."""
-    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    checksum = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].numpy().tobytes())
-    return found.hexdigest()
-
-
-def task_header(envs) -> dict:
-    return {
-        "format_version": FORMAT_VERSION,
-        "env_id": envs.env_id,
-        "agents": list(envs.agents),
-        "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
-        "num_actions": np.asarray(envs.num_actions).tolist(),
-    }
+        checksum.update(name.encode() + tensors[name].numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str, torch.Tensor], dict]:
@@ -142,34 +136,15 @@ def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str,
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
     if "sha256" in header and header.pop("sha256") != digest(tensors, header):  # older files do not have it
         raise UserError(f"{path} is damaged: its checksum is wrong")
-    counts = [header.get("obs_sizes"), header.get("num_actions")]
-    agents = header.get("agents")
-    named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
-    sized = (
-        all(
-            isinstance(count, list)
-            and len(count) == len(agents)
-            and all(type(n) is int and 0 < n < 2**31 for n in count)
-            for count in counts
-        )
-        if named
-        else False
-    )
-    if not sized or not isinstance(header.get("env_id"), str):
+    agents, obs_sizes, num_actions = (header.get(name) for name in ("agents", "obs_sizes", "num_actions"))
+    typed = isinstance(header.get("env_id"), str) and is_list_of(str, agents)
+    typed = typed and is_list_of(int, obs_sizes) and is_list_of(int, num_actions)
+    typed = typed and len(agents) == len(obs_sizes) == len(num_actions) and min(obs_sizes + num_actions) > 0
+    if not typed:
         raise UserError(f"{path} is not a {what}: its header does not describe a task")
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise UserError(f"{path}: {name} contains numbers that are not finite or not of type float32")
     if envs is not None:
-        require_fit(path, header, envs)
+        require_fits_task(path, header, envs)
     return tensors, header
-
-
-def require_fit(path: Path, header: dict, envs) -> None:
-    """Raise an error unless the header is that of a file for this task."""
-    if task_name(header["env_id"]) != task_name(envs.env_id):
-        raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
-    for name in ("agents", "obs_sizes", "num_actions"):
-        expected = np.asarray(getattr(envs, name)).tolist()
-        if header[name] != expected:
-            raise UserError(f"{path} does not fit the task: expected {name} {expected}, found {header[name]}")

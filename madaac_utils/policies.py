@@ -11,21 +11,31 @@ import torch
 
 from env_utils import Policy
 from madaac_utils.files import UserError
-from madaac_utils.networks import DEFAULT_LAYERS, SavedNetwork, describe, load_tensors, save_tensors
+from madaac_utils.networks import (
+    SavedNetwork,
+    describe,
+    load_tensors,
+    random_observations,
+    require_same_outputs,
+    task_header,
+)
+
+# Of files that do not list their layers, such as the shipped experts
+DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
 
 
 class SavedPolicy:
-    """The policies of all agents, read from a file."""
+    """The policies of all agents, as a file describes them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
         self.header, self.tensors = header, tensors
-        self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors, origin)
-        agents, widest = len(header["agents"]), max(header["obs_sizes"])
-        self.network.require_shapes(agents, widest, max(header["num_actions"]), stacked=True, origin=origin)
+        agents, widest, num_actions = len(header["agents"]), max(header["obs_sizes"]), header["num_actions"]
+        layers = header.get("layers", DEFAULT_LAYERS)
+        self.network = SavedNetwork(layers, tensors, agents, widest, max(num_actions), origin)
         moments = [tensors[name] for name in ("obs_mean", "obs_var") if name in tensors]
         if moments and ([x.shape for x in moments] != 2 * [(agents, widest)] or (moments[-1] < 0).any()):
             raise UserError(f"{origin}: obs_mean and obs_var must be means and variances [{agents}, {widest}]")
-        self.missing = torch.arange(max(header["num_actions"])) >= torch.tensor(header["num_actions"])[:, None, None]
+        self.missing = torch.arange(max(num_actions)) >= torch.tensor(num_actions)[:, None, None]
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -52,42 +62,29 @@ class SavedPolicy:
         return act
 
 
-def policy_tensors(policies, normalizer=None) -> tuple[dict[str, torch.Tensor], dict]:
-    """Tensors and header of a script's policies; `normalizer` has the mean and var of observations, if any."""
+@torch.no_grad()
+def describe_policy(policies, envs, normalizer=None) -> SavedPolicy:
+    """A script's policies as a file holds them; `normalizer` has the mean and var of observations, if any.
+
+    An error is raised if the description does not compute what the policies compute.
+    """
     layers, tensors = describe(policies.network)
     if normalizer is not None:
         tensors |= {"obs_mean": normalizer.mean.float().cpu(), "obs_var": normalizer.var.float().cpu()}
-    return tensors, {"kind": "stacked_mlp_policy", "layers": layers}
+    header = {"kind": "stacked_mlp_policy", "layers": layers} | task_header(envs)
+    described = SavedPolicy(tensors, header, "the policy")
 
-
-def save_policy(path: Path, tensors: dict[str, torch.Tensor], header: dict, envs) -> None:
-    save_tensors(path, tensors, header, envs)
+    obs = random_observations(envs)
+    x = obs.to(next(policies.parameters()).device)
+    if normalizer is not None:
+        x = normalizer.normalized(x).clamp(-10, 10)
+    expected = policies(x).log_softmax(-1).cpu()
+    found = described.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1)
+    exists = ~described.missing.expand_as(found)
+    require_same_outputs(found[exists], expected[exists], "`network`, the nn.Sequential of the policies,")
+    return described
 
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:
     """Rebuild a policy from its file. With `envs`, it must fit that task."""
     return SavedPolicy(*load_tensors(path, "stacked_mlp_policy", "policy", envs), path)
-
-
-@torch.no_grad()
-def require_same_policy(saved: SavedPolicy, policies, envs, normalizer=None) -> None:
-    """Raise an error unless the policy on disk computes what the network in memory computes."""
-    device = next(policies.parameters()).device
-    obs = random_observations(envs)
-    x = obs.to(device)
-    if normalizer is not None:
-        x = normalizer.normalized(x).clamp(-10, 10)
-    expected = policies(x).log_softmax(-1).cpu()
-    found = saved.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1)
-    exists = ~saved.missing.expand_as(found)
-    if not torch.allclose(found[exists], expected[exists], rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise UserError(
-            "the policy read back from its file differs from the one in memory: the script's Policies compute "
-            "something that `network`, their nn.Sequential, does not describe"
-        )
-
-
-def random_observations(envs, batch: int = 16) -> torch.Tensor:
-    """Normally distributed observations [agents, batch, widest], zero-padded. Does not touch torch's generator."""
-    obs = torch.randn(len(envs.agents), batch, int(max(envs.obs_sizes)), generator=torch.Generator().manual_seed(0))
-    return obs * (torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None])
