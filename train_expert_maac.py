@@ -92,7 +92,7 @@ import torch.nn.functional as F
 
 from env_utils import RecordEpisodes, make_envs, play_episodes, task_name
 from madaac_utils.configuration import total_timesteps
-from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, describe_training, record_expert, training_of
+from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, record_expert, training_of
 from madaac_utils.files import UserError, exit_on_user_error, require_writable, write_json
 from madaac_utils.paper import paper_episodes
 from madaac_utils.policies import describe_policy, load_policy
@@ -348,7 +348,7 @@ def record_only(run: Run, envs) -> None:
     args, path = run.args, Path(run.args.record_only)
     path = path / "policy.safetensors" if path.is_dir() else path
     policy = load_policy(path, envs)
-    record_expert(policy, envs, args, training_of(path, envs.episode_length), run.script)
+    record_expert(policy, envs, args, training_of(path.parent, envs.episode_length), run.script)
     if args.capture_video:
         folder = Path(args.experts) / task_name(args.env_id)
         write_video(folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
@@ -465,7 +465,7 @@ def main(args: Args) -> None:
     # The expert: fresh episodes, demonstrations, card; summary.json last.
     run.writer.close()
     policy = load_policy(run.folder / "policy.safetensors", envs)
-    training = describe_training(run.folder, kept, run.step, run.seconds, envs.episode_length)
+    training = training_of(run.folder, envs.episode_length)
     scores = record_expert(policy, envs, args, training, run.script)
     if args.capture_video:
         write_video(run.folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)

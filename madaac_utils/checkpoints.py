@@ -96,23 +96,20 @@ def require_like(expected, found, name: str) -> None:
 
     What is empty now, such as a buffer or the moments of an optimizer before its first step, may have any size.
     """
-    if isinstance(expected, dict) and isinstance(found, dict):
+    if type(expected) is not type(found):
+        raise ValueError(f"{name} is {type(found).__name__}, expected {type(expected).__name__}")
+    if isinstance(expected, list):
+        expected, found = dict(enumerate(expected)), dict(enumerate(found))
+    if isinstance(expected, dict):
         if expected and expected.keys() != found.keys():
             raise ValueError(f"{name} has the entries {sorted(map(str, found))}, expected {sorted(map(str, expected))}")
         for key, value in expected.items():
             require_like(value, found[key], f"{name}.{key}")
-    elif isinstance(expected, list) and isinstance(found, list):
-        if expected and len(expected) != len(found):
-            raise ValueError(f"{name} has {len(found)} entries, expected {len(expected)}")
-        for number, value in enumerate(expected):
-            require_like(value, found[number], f"{name}.{number}")
-    elif torch.is_tensor(expected) and torch.is_tensor(found):
+    elif torch.is_tensor(expected):
         same_shape = expected.shape == found.shape if expected.numel() else expected.ndim == found.ndim
         if expected.dtype != found.dtype or not same_shape:
             kinds = [f"{part.dtype} {list(part.shape)}" for part in (found, expected)]
             raise ValueError(f"{name} is {kinds[0]}, expected {kinds[1]}")
-    elif type(expected) is not type(found):
-        raise ValueError(f"{name} is {type(found).__name__}, expected {type(expected).__name__}")
     elif isinstance(found, int) and not 0 <= found < 2**62:
         raise ValueError(f"{name} is {found}")
 

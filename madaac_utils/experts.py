@@ -45,33 +45,25 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
     return scores.shape[1] > 1 and bool(np.corrcoef(scores.T).min() < -0.3)
 
 
-def describe_training(folder: Path, kept: Kept, step: int, seconds: float, episode_length: int) -> dict:
-    """For the card: how a policy was trained."""
+def training_of(folder: Path, episode_length: int) -> dict | None:
+    """For the card: how the policy in a folder was trained, also if the run has not ended yet."""
+    for name in ("card.json", "summary.json"):
+        if (folder / name).is_file():
+            return read_json(folder / name, "a description of the policy beside it").get("training")
+    state = load_checkpoint(folder) if (folder / "checkpoint.pt").is_file() else {"parts": {}}
+    if "kept" not in state["parts"]:
+        return None  # a run of another script, or a file alone
     config = read_config(folder)
     others = ("resume", "resume_changed", "record_only", "runs", "experts", "eval_episodes", "store_demos")
     return {
         "script": config["script"],
         "args": {name: value for name, value in config["args"].items() if name not in others},
         "commit": config.get("commit"),
-        "kept_at_step": kept.step,
-        "steps": step,
-        "episodes": step // episode_length,
-        "seconds": round(seconds),
+        "kept_at_step": state["parts"]["kept"]["step"],
+        "steps": state["step"],
+        "episodes": state["step"] // episode_length,
+        "seconds": round(state["seconds"]),
     }
-
-
-def training_of(path: Path, episode_length: int) -> dict | None:
-    """How the policy in a file was trained: from the files beside it, also those of a run that has not ended."""
-    for name in ("card.json", "summary.json"):
-        if path.with_name(name).is_file():
-            return read_json(path.with_name(name), "a description of the policy beside it").get("training")
-    if not path.with_name("checkpoint.pt").is_file():
-        return None
-    state, kept = load_checkpoint(path.parent), Kept()
-    if "kept" not in state["parts"]:
-        return None  # a run of another script
-    kept.load_state_dict(state["parts"]["kept"])
-    return describe_training(path.parent, kept, state["step"], state["seconds"], episode_length)
 
 
 def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script: Path) -> dict:

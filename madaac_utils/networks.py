@@ -8,6 +8,7 @@ weight_1, ... and the header lists the layers.
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +26,15 @@ ACTIVATIONS |= {"LeakyReLU": ("negative_slope",), "ELU": ("alpha",), "GELU": ("a
 ACTIVATIONS |= {"Softplus": ("beta", "threshold")}
 
 
-def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
-    """The list of layers and the tensors of a network; an error if the format has no word for one of its layers."""
+def describe(network: nn.Sequential, envs, kind: str, **header) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors and header of a network; an error if the format has no word for one of its layers."""
     layers, tensors = [], {}
     for module in network:
         name = type(module).__name__
         parameters = dict(module.named_parameters())
         if parameters.keys() == {"weight", "bias"} and parameters["weight"].ndim > 1:  # not a normalisation
             number = len(tensors) // 2
-            tensors |= {f"{kind}_{number}": tensor.detach().cpu().clone() for kind, tensor in parameters.items()}
+            tensors |= {f"{part}_{number}": tensor.detach().cpu().clone() for part, tensor in parameters.items()}
             layers.append(["linear"])
         elif name in ACTIVATIONS:
             layers.append([name, *(getattr(module, parameter) for parameter in ACTIVATIONS[name])])
@@ -42,7 +43,7 @@ def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
                 f"a layer of type {name} cannot be saved, because the file format has no description for it; use "
                 f"linear layers and {', '.join(ACTIVATIONS)}, or add the layer to madaac_utils/networks.py"
             )
-    return layers, tensors
+    return tensors, {"kind": kind, "layers": layers} | header | task_header(envs)
 
 
 class SavedNetwork:
@@ -82,16 +83,14 @@ def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.T
     return torch.baddbmm(bias, x, weight) if weight.ndim == 3 else F.linear(x, weight, bias)
 
 
-def require_same_outputs(described: torch.Tensor, in_memory: torch.Tensor, description: str) -> None:
-    """Raise an error unless the description of a network computes what the network in memory computes."""
-    if not torch.allclose(described, in_memory, rtol=1e-3, atol=1e-4, equal_nan=True):
+@torch.no_grad()
+def require_same(described: Callable, in_memory: Callable, envs, description: str) -> None:
+    """Raise an error unless two functions of observations [agents, batch, widest] compute the same."""
+    generator = torch.Generator().manual_seed(0)  # so that the generator of the training is not touched
+    obs = torch.randn(len(envs.agents), 16, int(max(envs.obs_sizes)), generator=generator)
+    obs *= torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None]  # zero-padded
+    if not torch.allclose(described(obs), in_memory(obs).cpu(), rtol=1e-3, atol=1e-4, equal_nan=True):
         raise UserError(f"the script computes something that {description} does not describe, so it cannot be saved")
-
-
-def random_observations(envs, batch: int = 16) -> torch.Tensor:
-    """Normally distributed observations [agents, batch, widest], zero-padded. Does not touch torch's generator."""
-    obs = torch.randn(len(envs.agents), batch, int(max(envs.obs_sizes)), generator=torch.Generator().manual_seed(0))
-    return obs * (torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None])
 
 
 def task_header(envs) -> dict:

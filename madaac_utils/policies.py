@@ -11,14 +11,7 @@ import torch
 
 from env_utils import Policy
 from madaac_utils.files import UserError
-from madaac_utils.networks import (
-    SavedNetwork,
-    describe,
-    load_tensors,
-    random_observations,
-    require_same_outputs,
-    task_header,
-)
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, require_same
 
 # Of files that do not list their layers, such as the shipped experts
 DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
@@ -62,27 +55,28 @@ class SavedPolicy:
         return act
 
 
-@torch.no_grad()
 def describe_policy(policies, envs, normalizer=None) -> SavedPolicy:
     """A script's policies as a file holds them; `normalizer` has the mean and var of observations, if any.
 
     An error is raised if the description does not compute what the policies compute.
     """
-    layers, tensors = describe(policies.network)
+    tensors, header = describe(policies.network, envs, kind="stacked_mlp_policy")
     if normalizer is not None:
         tensors |= {"obs_mean": normalizer.mean.float().cpu(), "obs_var": normalizer.var.float().cpu()}
-    header = {"kind": "stacked_mlp_policy", "layers": layers} | task_header(envs)
-    described = SavedPolicy(tensors, header, "the policy")
+    policy = SavedPolicy(tensors, header, "the policy")
+    device = next(policies.parameters()).device
 
-    obs = random_observations(envs)
-    x = obs.to(next(policies.parameters()).device)
-    if normalizer is not None:
-        x = normalizer.normalized(x).clamp(-10, 10)
-    expected = policies(x).log_softmax(-1).cpu()
-    found = described.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1)
-    exists = ~described.missing.expand_as(found)
-    require_same_outputs(found[exists], expected[exists], "`network`, the nn.Sequential of the policies,")
-    return described
+    def in_memory(obs: torch.Tensor) -> torch.Tensor:
+        x = obs.to(device)
+        if normalizer is not None:
+            x = normalizer.normalized(x).clamp(-10, 10)
+        return policies(x).log_softmax(-1).cpu().masked_fill(policy.missing, 0)
+
+    def described(obs: torch.Tensor) -> torch.Tensor:
+        return policy.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1).masked_fill(policy.missing, 0)
+
+    require_same(described, in_memory, envs, "`network`, the nn.Sequential of the policies,")
+    return policy
 
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:

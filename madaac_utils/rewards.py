@@ -15,15 +15,7 @@ from pettingzoo.utils import BaseParallelWrapper
 
 from env_utils import make_envs, pad, require_known_task, task_name
 from madaac_utils.files import UserError, is_list_of, require_fits_task
-from madaac_utils.networks import (
-    SavedNetwork,
-    describe,
-    load_tensors,
-    random_observations,
-    require_same_outputs,
-    save_tensors,
-    task_header,
-)
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, require_same, save_tensors
 from particle_envs import ParticleParallelEnv, ParticleTask, parallel_env
 
 REWARD_FORMS = {
@@ -66,24 +58,24 @@ class LearnedReward:
         return REWARD_FORMS[self.form](x).numpy()
 
 
-@torch.no_grad()
 def describe_reward(discriminators, envs) -> LearnedReward:
     """What discriminators pay, as a file holds it: `reward_network`, `reward_form`, `joint` and `sees_actions`.
 
     An error is raised if the description does not compute what the discriminators compute.
     """
-    layers, tensors = describe(discriminators.reward_network)
-    header = {"kind": "reward", "layers": layers, "form": discriminators.reward_form}
-    header |= {"joint": discriminators.joint, "sees_actions": discriminators.sees_actions}
-    described = LearnedReward(tensors, header | task_header(envs), "the reward")
-
+    options = {"form": discriminators.reward_form, "joint": discriminators.joint}
+    options["sees_actions"] = discriminators.sees_actions
+    tensors, header = describe(discriminators.reward_network, envs, kind="reward", **options)
+    reward = LearnedReward(tensors, header, "the reward")
     device = next(discriminators.parameters()).device
-    obs = random_observations(envs)
-    actions = torch.arange(obs.shape[1]) % torch.as_tensor(envs.num_actions)[:, None]  # [agents, batch]
-    expected = discriminators.reward(obs.to(device), actions.to(device)).cpu()
-    found = torch.as_tensor(described(obs.transpose(0, 1), actions.T)).T
-    require_same_outputs(found, expected, "`reward_network`, an nn.Sequential, with `reward_form`")
-    return described
+    actions = torch.arange(16) % torch.as_tensor(envs.num_actions)[:, None]  # [agents, batch]
+    require_same(
+        lambda obs: torch.as_tensor(reward(obs.transpose(0, 1), actions.T)).T,
+        lambda obs: discriminators.reward(obs.to(device), actions.to(device)),
+        envs,
+        "`reward_network`, an nn.Sequential, with `reward_form`",
+    )
+    return reward
 
 
 def save_reward(path: Path, discriminators, envs) -> None:

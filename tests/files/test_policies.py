@@ -79,12 +79,12 @@ def test_equal_policies_are_equal_files(envs, policies, path, tmp_path):
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_activation_survives_with_its_parameters(name):
+def test_every_activation_survives_with_its_parameters(name, envs):
     parameters = {"negative_slope": 0.2, "alpha": 0.7, "beta": 3.0, "threshold": 2.0, "approximate": "tanh"}
     network = nn.Sequential(nn.Linear(3, 4), getattr(nn, name)(**{key: parameters[key] for key in ACTIVATIONS[name]}))
-    layers, tensors = describe(network)
+    tensors, header = describe(network, envs, "network")
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    rebuilt = SavedNetwork(json.loads(json.dumps(layers)), tensors, None, 3, 4, "a file")
+    rebuilt = SavedNetwork(json.loads(json.dumps(header["layers"])), tensors, None, 3, 4, "a file")
     torch.testing.assert_close(rebuilt(x), network(x))
 
 
