@@ -217,7 +217,7 @@ class RecordEpisodes:
 
     def load_state_dict(self, state: dict) -> None:
         self.obs = self.envs.set_state(state["envs"])
-        self.recent_returns = np.reshape(state["recent_returns"], (-1, self.envs.num_agents)).astype(float).tolist()
+        self.recent_returns = state["recent_returns"]
         if np.array_equal(self.obs, state["obs"]):  # otherwise the task cannot be put back and starts new episodes
             self.age, self.episode_return = state["age"], state["episode_return"]
 

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from env_utils import play_episodes, random_actions, record_episodes, task_name
 from madaac_utils.checkpoints import load_checkpoint
@@ -32,8 +31,6 @@ class Kept:
         return vars(self)
 
     def load_state_dict(self, state: dict) -> None:
-        if not all(torch.is_tensor(tensor) for tensor in state["tensors"].values()):
-            raise ValueError("the policy that was kept does not consist of tensors")
         vars(self).update(state)
 
 

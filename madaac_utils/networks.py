@@ -5,6 +5,7 @@ one layer per agent with weight [agents, in, out] and bias [agents, 1, out]. Its
 weight_1, ... and the header lists the layers.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -47,31 +48,19 @@ def describe(network: nn.Sequential, envs, kind: str, **header) -> tuple[dict[st
 
 
 class SavedNetwork:
-    """A network rebuilt from its description: a stack over `agents` for inputs [agents, batch, size_in], or one for
-    inputs [batch, size_in] if `agents` is None."""
+    """A network rebuilt from its description. Inputs are [agents, batch, in] for stacks, [batch, in] otherwise."""
 
-    def __init__(self, layers: list, tensors: dict, agents: int | None, size_in: int, size_out: int, origin: str):
-        self.steps, size, number = [], size_in, 0
-        try:
-            for kind, *values in layers:
-                if kind == "linear":
-                    weight, bias = tensors[f"weight_{number}"], tensors[f"bias_{number}"]
-                    width = bias.shape[-1]
-                    expected = (
-                        ((width, size), (width,)) if agents is None else ((agents, size, width), (agents, 1, width))
-                    )
-                    if (weight.shape, bias.shape) != expected:
-                        raise ValueError(f"weight_{number} and bias_{number} do not fit {size} inputs")
-                    self.steps.append(functools.partial(linear, weight, bias))
-                    size, number = width, number + 1
-                else:
-                    parameters = dict(zip(ACTIVATIONS[kind], values, strict=True))
-                    self.steps.append(getattr(nn, kind)(**parameters))
-                    self.steps[-1](torch.zeros(1))  # parameters of a wrong type only fail when they are used
-            if size != size_out or not number:
-                raise ValueError(f"it has {size} outputs, expected {size_out}")
-        except Exception as error:  # whatever a file can contain
-            raise UserError(f"{origin} does not describe a network that this version knows ({error!r})") from None
+    def __init__(self, layers: list, tensors: dict[str, torch.Tensor]):
+        self.steps, number = [], 0
+        for kind, *values in layers:
+            if kind == "linear":
+                weight, bias = tensors[f"weight_{number}"], tensors[f"bias_{number}"]
+                if bias.ndim != (3 if weight.ndim == 3 else 1):  # it would be broadcast
+                    raise ValueError(f"bias_{number} has shape {list(bias.shape)}")
+                self.steps.append(functools.partial(linear, weight, bias))
+                number += 1
+            else:
+                self.steps.append(getattr(nn, kind)(**dict(zip(ACTIVATIONS[kind], values, strict=True))))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
@@ -81,6 +70,16 @@ class SavedNetwork:
 
 def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.baddbmm(bias, x, weight) if weight.ndim == 3 else F.linear(x, weight, bias)
+
+
+@contextlib.contextmanager
+def rebuilding(origin: Path | str):
+    """Turn whatever goes wrong while a network is rebuilt and tried out into one line about the file."""
+    try:
+        yield
+    except Exception as error:
+        line = str(error).split("\n")[0]
+        raise UserError(f"{origin} does not hold a network that fits its own header ({line})") from None
 
 
 @torch.no_grad()
@@ -135,11 +134,11 @@ def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str,
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
     if "sha256" in header and header.pop("sha256") != digest(tensors, header):  # older files do not have it
         raise UserError(f"{path} is damaged: its checksum is wrong")
-    agents, obs_sizes, num_actions = (header.get(name) for name in ("agents", "obs_sizes", "num_actions"))
-    typed = isinstance(header.get("env_id"), str) and is_list_of(str, agents)
-    typed = typed and is_list_of(int, obs_sizes) and is_list_of(int, num_actions)
-    typed = typed and len(agents) == len(obs_sizes) == len(num_actions) and min(obs_sizes + num_actions) > 0
-    if not typed:
+    valid = isinstance(header.get("env_id"), str) and is_list_of(str, header.get("agents"))
+    for name in ("obs_sizes", "num_actions"):
+        valid = valid and is_list_of(int, header.get(name)) and len(header[name]) == len(header["agents"])
+        valid = valid and 0 < min(header[name]) <= max(header[name]) < 2**20
+    if not valid:
         raise UserError(f"{path} is not a {what}: its header does not describe a task")
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from env_utils import Policy
-from madaac_utils.files import UserError
-from madaac_utils.networks import SavedNetwork, describe, load_tensors, require_same
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, rebuilding, require_same
 
 # Of files that do not list their layers, such as the shipped experts
 DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
@@ -21,20 +20,19 @@ class SavedPolicy:
     """The policies of all agents, as a file describes them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
-        self.header, self.tensors = header, tensors
-        agents, widest, num_actions = len(header["agents"]), max(header["obs_sizes"]), header["num_actions"]
-        layers = header.get("layers", DEFAULT_LAYERS)
-        self.network = SavedNetwork(layers, tensors, agents, widest, max(num_actions), origin)
-        moments = [tensors[name] for name in ("obs_mean", "obs_var") if name in tensors]
-        if moments and ([x.shape for x in moments] != 2 * [(agents, widest)] or (moments[-1] < 0).any()):
-            raise UserError(f"{origin}: obs_mean and obs_var must be means and variances [{agents}, {widest}]")
-        self.missing = torch.arange(max(num_actions)) >= torch.tensor(num_actions)[:, None, None]
+        self.header, self.tensors, num_actions = header, tensors, torch.tensor(header["num_actions"])
+        self.missing = torch.arange(num_actions.max()) >= num_actions[:, None, None]  # [agents, 1, widest action]
+        with rebuilding(origin):
+            self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors)
+            logits = self.logits(torch.zeros(2, len(header["agents"]), max(header["obs_sizes"])))
+            if logits[0].shape != self.missing[:, 0].shape or logits.isnan().any():
+                raise ValueError(f"logits of shape {list(logits.shape)}, or no numbers")
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
         """[B, agents, widest observation] -> [B, agents, widest action]; -inf for actions that an agent lacks."""
         x = torch.as_tensor(obs).transpose(0, 1)  # [agents, B, widest]
-        if "obs_mean" in self.tensors:
+        if self.tensors.keys() & {"obs_mean", "obs_var"}:
             x = (x - self.tensors["obs_mean"][:, None]) / (self.tensors["obs_var"][:, None] + 1e-8).sqrt()
             x = x.clamp(-10, 10)
         return self.network(x).masked_fill(self.missing, -torch.inf).transpose(0, 1)

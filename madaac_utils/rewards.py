@@ -14,8 +14,8 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from env_utils import make_envs, pad, require_known_task, task_name
-from madaac_utils.files import UserError, is_list_of, require_fits_task
-from madaac_utils.networks import SavedNetwork, describe, load_tensors, require_same, save_tensors
+from madaac_utils.files import UserError, require_fits_task
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, rebuilding, require_same, save_tensors
 from particle_envs import ParticleParallelEnv, ParticleTask, parallel_env
 
 REWARD_FORMS = {
@@ -32,14 +32,13 @@ class LearnedReward:
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
         self.tensors, self.header, self.agents, self.env_id = tensors, header, header["agents"], header["env_id"]
-        self.joint, self.sees_actions, self.form = (header.get(name) for name in ("joint", "sees_actions", "form"))
-        if not (is_list_of(bool, [self.joint, self.sees_actions]) and self.form in list(REWARD_FORMS)):
-            raise UserError(f"{origin} must say whether it is joint, whether it sees actions, and one known form")
-        self.num_actions, self.widest_action = torch.tensor(header["num_actions"]), max(header["num_actions"])
-        self.widest_obs = max(header["obs_sizes"])
-        size, agents = self.widest_obs + self.sees_actions * self.widest_action, len(self.agents)
-        sizes = (None, agents * size, agents) if self.joint else (agents, size, 1)
-        self.network = SavedNetwork(header.get("layers"), tensors, *sizes, origin)
+        self.num_actions, self.widest_obs = torch.tensor(header["num_actions"]), max(header["obs_sizes"])
+        with rebuilding(origin):
+            self.joint, self.sees_actions, self.form = header["joint"], header["sees_actions"], header["form"]
+            self.network = SavedNetwork(header["layers"], tensors)
+            rewards = self(torch.zeros(2, len(self.agents), self.widest_obs), torch.zeros(2, len(self.agents)))
+            if rewards.shape != (2, len(self.agents)):
+                raise ValueError(f"rewards of shape {rewards.shape}")
 
     @torch.no_grad()
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
@@ -53,7 +52,7 @@ class LearnedReward:
             agent = self.agents[int(outside.any(0).nonzero()[0])]
             raise UserError(f"{agent} has no action {actions[outside][0].item()}")
         if self.sees_actions:
-            x = torch.cat([x, F.one_hot(actions.long(), self.widest_action).to(x.dtype)], -1)
+            x = torch.cat([x, F.one_hot(actions.long(), int(self.num_actions.max())).to(x.dtype)], -1)
         x = self.network(x.flatten(1)) if self.joint else self.network(x.transpose(0, 1))[..., 0].T
         return REWARD_FORMS[self.form](x).numpy()
 

@@ -54,8 +54,7 @@ class Run:
         """`budget` names the argument that says how long to train; other budgets do not count environment steps."""
         self.script, self.args, self.folder, self.budget = Path(script).resolve(), args, None, budget
         self.step = self.previous = 0
-        self.seconds_before, self.started, self.processor_started = 0.0, time.time(), time.process_time()
-        self.bar = tqdm(disable=True)
+        self.seconds_before, self.bar = 0.0, tqdm(disable=True)
         if args.resume:
             self.folder = Path(args.resume)
             self.args = resumed_args(self.folder, args, self.script, budget)
@@ -209,23 +208,16 @@ class Run:
             if isinstance(part, nn.Module):
                 self._require_finite(part.state_dict(), name)
         started = time.time()
+        state = {"step": self.step, "seconds": self.seconds, "envs": self.envs.state_dict()}
+        state["parts"] = {name: part.state_dict() for name, part in self.parts.items()}
         try:
-            save_checkpoint(self.folder, self._state())
+            save_checkpoint(self.folder, to_tensors(state))
             self._save_networks()
         except UserError:
             self.bar.close()
             raise
         self.saved_at = time.time()
         self.save_seconds = self.saved_at - started
-
-    def _state(self) -> dict:
-        """What a checkpoint holds, besides the state of the random generators."""
-        return {
-            "step": self.step,
-            "seconds": self.seconds,
-            "envs": to_tensors(self.envs.state_dict()),
-            "parts": {name: to_tensors(part.state_dict()) for name, part in self.parts.items()},
-        }
 
     def _save_networks(self) -> None:
         if self.saves_policy:
@@ -248,7 +240,7 @@ class Run:
         return Diverged(f"{what} at step {self.step}; {kept} {self.folder}")
 
     def _restore(self) -> None:
-        state = restore_checkpoint(self.folder, self._state(), self.envs, self.parts)
+        state = restore_checkpoint(self.folder, self.envs, self.parts)
         self.step, self.seconds_before = state["step"], state["seconds"]
         self._save_networks()  # those on disk may be older or newer than the checkpoint
         if self.total > self.step:

@@ -84,7 +84,7 @@ def test_every_activation_survives_with_its_parameters(name, envs):
     network = nn.Sequential(nn.Linear(3, 4), getattr(nn, name)(**{key: parameters[key] for key in ACTIVATIONS[name]}))
     tensors, header = describe(network, envs, "network")
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    rebuilt = SavedNetwork(json.loads(json.dumps(header["layers"])), tensors, None, 3, 4, "a file")
+    rebuilt = SavedNetwork(json.loads(json.dumps(header["layers"])), tensors)
     torch.testing.assert_close(rebuilt(x), network(x))
 
 
