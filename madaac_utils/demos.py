@@ -201,9 +201,8 @@ def read_demos(path: Path) -> Demos:
     obs = np.zeros(shape, dtype=np.float32)
     for i, name in enumerate(obs_names):
         obs[:, :, i, : obs_sizes[i]] = arrays[name]
-    return Demos(
-        env_id, agents, obs_sizes, obs, actions.astype(np.int64), rewards.astype(np.float32), lengths, metadata
-    )
+    actions, rewards = actions.astype(np.int64), rewards.astype(np.float32)
+    return Demos(env_id, agents, obs_sizes, obs, actions, rewards, lengths, metadata)
 
 
 def require_same_demos(config: dict) -> str:

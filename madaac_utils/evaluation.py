@@ -91,12 +91,7 @@ def load_expert(env_id: str, demos: str = "", expert_folder: Path | None = None)
     return load_policy(folder / "policy.safetensors", make_envs(env_id, 1))
 
 
-def score_table(
-    agents: list[str],
-    references: dict[str, Reference],
-    players: dict[str, dict],
-    warnings: dict[str, str] | None = None,
-) -> str:
+def score_table(agents: list[str], references: dict, players: dict[str, dict], warnings: dict | None = None) -> str:
     """One row per agent and one for their mean: random, expert, the players' scores, the players' NSS, warnings."""
 
     def column(title: str, values, halves, mean: float, mean_half: float, digits: int) -> list[str]:

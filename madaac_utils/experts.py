@@ -72,13 +72,11 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script
     returns = {"expert": episodes.returns, "random": random_returns}
     described = {name: scores_with_intervals(values) for name, values in returns.items()}
     scores = {name: by_agent(agents, found) for name, found in described.items()}
-    metadata = {
-        "made_by": f"{script.name}, the most probable action of each agent",
-        "episodes_played": args.eval_episodes,
-    }
+    made_by = f"{script.name}, the most probable action of each agent"
+    demos = demos_from_episodes(args.env_id, episodes, {"made_by": made_by, "episodes_played": args.eval_episodes})
     remove_left_overs(folder)
     save_tensors(folder / "policy.safetensors", policy.tensors, policy.header, envs)
-    save_demos(folder / "demos.npz", demos_from_episodes(args.env_id, episodes, metadata)[: args.store_demos])
+    save_demos(folder / "demos.npz", demos[: args.store_demos])
     card = {
         "format_version": FORMAT_VERSION,
         "env_id": args.env_id,

@@ -108,18 +108,17 @@ class LearnedRewardEnv(BaseParallelWrapper):
 
     def __init__(self, env: ParallelEnv, reward: LearnedReward, scale: float = 1.0):
         super().__init__(env)
-        inner = env.unwrapped  # of other libraries' environments, the name of the task is not known
-        own_task = inner.metadata["name"] if isinstance(inner, ParticleParallelEnv) else reward.env_id
-        found = {
-            "env_id": own_task,
-            "agents": list(env.possible_agents),
-            "obs_sizes": [int(np.prod(env.observation_space(agent).shape)) for agent in env.possible_agents],
-            "num_actions": [int(env.action_space(agent).n) for agent in env.possible_agents],
-        }
-        require_fits_task("the reward", reward.header, SimpleNamespace(**found))
+        inner, agents = env.unwrapped, list(env.possible_agents)
+        task = SimpleNamespace(
+            env_id=inner.metadata["name"] if isinstance(inner, ParticleParallelEnv) else reward.env_id,
+            agents=agents,
+            obs_sizes=[int(np.prod(env.observation_space(agent).shape)) for agent in agents],
+            num_actions=[int(env.action_space(agent).n) for agent in agents],
+        )
+        require_fits_task("the reward", reward.header, task)
         self.reward, self.scale = reward, scale
         self._obs = None  # what the agents saw before the next step, [agents, widest]
-        self._first_action = np.array([int(env.action_space(agent).start) for agent in reward.agents])
+        self._first_action = np.array([int(env.action_space(agent).start) for agent in agents])
 
     def _remember(self, observations: dict) -> None:
         if observations.keys() >= set(self.reward.agents):  # some environments return nothing at the end

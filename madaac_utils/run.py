@@ -28,7 +28,7 @@ from tqdm import tqdm
 from env_utils import RecordEpisodes
 from madaac_utils.checkpoints import lock, restore_checkpoint, save_checkpoint, to_tensors
 from madaac_utils.configuration import PATHS, check_args, flag, resumed_args
-from madaac_utils.evaluation import evaluate, score_table
+from madaac_utils.evaluation import evaluate, load_expert, score_table
 from madaac_utils.experts import agents_compete
 from madaac_utils.files import Diverged, UserError, write_json
 from madaac_utils.networks import save_tensors
@@ -286,9 +286,14 @@ class Run:
 
     def _print_next_commands(self) -> None:
         folder = shlex.quote(str(self.folder))
-        commands = [f"eval_nss.py {folder}", f"eval_nss.py {folder} --video video.mp4", f"plot.py {folder}"]
-        if agents_compete(self.args.env_id, self.envs.num_actions):
-            commands.insert(1, f"eval_nss.py {folder} --among-experts")
+        commands = [f"eval_nss.py {folder}", f"plot.py {folder}"]
+        with contextlib.suppress(UserError):  # not every task can be drawn
+            require_can_draw(self.envs.envs)
+            commands.append(f"eval_nss.py {folder} --video video.mp4")
+        with contextlib.suppress(UserError):  # not all demonstrations have an expert beside them
+            load_expert(self.args.env_id, getattr(self.args, "demos", ""))
+            if agents_compete(self.args.env_id, self.envs.num_actions):
+                commands.append(f"eval_nss.py {folder} --among-experts")
         if self.has_reward:
             commands.append(f"retrain.py {folder}")
         print("next: python " + "\n      python ".join(commands))

@@ -96,6 +96,17 @@ def test_a_run_writes_everything(runs, name):
     assert len(events.Scalars("losses/policy")) >= 5
 
 
+def test_a_run_names_the_commands_that_come_next(runs):
+    """In keep_away agents compete, in cooperative_communication they do not."""
+    for name, task in (("mairl_mack", "keep_away"), ("mairl_mack", TASK), ("retrain_mack", TASK)):
+        changes = {} if name == "retrain_mack" else {"env-id": task}
+        folder = runs.new_folder()
+        ended = run(*runs.words(name, folder, **changes))
+        assert f"python eval_nss.py {run_folder(folder)} --video" in ended.out
+        assert ("--among-experts" in ended.out) == (task == "keep_away")
+        assert (f"python retrain.py {run_folder(folder)}" in ended.out) == (name == "mairl_mack")
+
+
 @every_script
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(runs, name):
     first = results(runs.finished(name))
