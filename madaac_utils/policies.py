@@ -25,8 +25,10 @@ class SavedPolicy:
         with rebuilding(origin):
             self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors)
             logits = self.logits(torch.zeros(2, len(header["agents"]), max(header["obs_sizes"])))
-            if logits[0].shape != self.missing[:, 0].shape or logits.isnan().any():
-                raise ValueError(f"logits of shape {list(logits.shape)}, or no numbers")
+            if logits[0].shape != self.missing[:, 0].shape:
+                raise ValueError(f"the network has outputs of shape {list(logits.shape)}")
+            if "obs_var" in tensors and (tensors["obs_var"] < 0).any():
+                raise ValueError("a variance is negative")
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
