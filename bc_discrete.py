@@ -19,7 +19,7 @@ from madaac_utils.arguments import ExperimentArgs
 class Args(ExperimentArgs):
     # Experiment
     log_every: int = 50
-    """updates between comparisons on the held-out demonstrations and TensorBoard points, at most"""
+    """updates between comparisons on held-out demonstrations and TensorBoard points, of which there are at least 50"""
 
     # Task
     env_id: str = "cooperative_navigation"

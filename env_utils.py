@@ -32,8 +32,6 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
     `env_id` is one of our tasks, one of mpe2's tasks by its short name, or the module path of any PettingZoo parallel
     environment with Box observations, Discrete actions and a fixed set of agents.
     """
-    if not isinstance(env_id, str):
-        raise TaskError(f"env_id must be a string, got {env_id!r}")
     name = env_id if env_id.startswith("mpe2.") else task_name(env_id)  # mpe2.simple_tag_v3 is mpe2's own code
     if is_task_id(name):
         return make_task(name, num_envs, seed)
@@ -55,12 +53,16 @@ def make_envs(env_id: str, num_envs: int, seed: int | None = None) -> "ParticleT
 def task_name(env_id: str) -> str:
     """The short name of one of our or mpe2's tasks: simple_tag for simple_tag_v3, mpe2.simple_tag_v3 and so on."""
     match = re.fullmatch(r"(?:mpe2\.|pettingzoo\.mpe\.)?(\w+)_v\d+", env_id)
-    return match[1] if match and (is_task_id(match[1]) or match[1] in mpe2_tasks()) else env_id
+    return match[1] if match and is_known_task(match[1]) else env_id
+
+
+def is_known_task(name: str) -> bool:
+    return is_task_id(name) or name in mpe2_tasks()
 
 
 def require_known_task(env_id: str, origin: Path) -> None:
     """Refuse a module path that a file names: importing it could run anybody's code. The user may name it instead."""
-    if not isinstance(env_id, str) or not (is_task_id(name := task_name(env_id)) or name in mpe2_tasks()):
+    if not is_known_task(task_name(env_id)):
         raise TaskError(
             f"{origin} names the task {env_id!r}, which is not one of ours or mpe2's. If you trust that module, name "
             f"it yourself with --env-id"
@@ -74,11 +76,8 @@ def mpe2_tasks() -> dict[str, str]:
         import mpe2
     except ImportError:  # our own tasks do not need it
         return {}
-    versions: dict[str, int] = {}
-    for module in pkgutil.iter_modules(mpe2.__path__):
-        if match := re.fullmatch(r"(\w+)_v(\d+)", module.name):
-            versions[match[1]] = max(int(match[2]), versions.get(match[1], 0))
-    return {name: f"mpe2.{name}_v{version}" for name, version in versions.items()}
+    names = sorted(module.name for module in pkgutil.iter_modules(mpe2.__path__) if "_v" in module.name)
+    return {name.rpartition("_v")[0]: f"mpe2.{name}" for name in names}  # newer versions replace older ones
 
 
 def pad(observations: dict, agents: list[str], widest: int) -> np.ndarray:
@@ -114,13 +113,12 @@ class PettingZooEnvs:
 
     def _find_episode_length(self) -> int:
         """The time limit if the environment tells it, otherwise the longest of three random episodes."""
-        inner, visited = self.envs[0], []
-        while inner is not None and inner not in visited:
+        inner = self.envs[0]
+        while inner is not None:
             for name in ("max_cycles", "max_steps"):
                 if isinstance(getattr(inner, name, None), int):
                     return getattr(inner, name)
-            visited.append(inner)
-            inner = getattr(inner, "aec_env", None) or getattr(inner, "env", None) or getattr(inner, "unwrapped", None)
+            inner = getattr(inner, "aec_env", None) or getattr(inner, "env", None)
         probe, rng, longest = self.make(), np.random.default_rng(0), 0
         for episode in range(3):
             probe.reset(seed=episode)
@@ -136,10 +134,8 @@ class PettingZooEnvs:
     def _reset_copy(self, k: int) -> None:
         observations, _ = self.envs[k].reset(seed=int(self.rng.integers(2**31)))
         if set(self.envs[k].agents) != set(self.agents):
-            raise TaskError(
-                f"{self.env_id}: the set of agents must be fixed, but an episode starts with "
-                f"{sorted(self.envs[k].agents)} out of {self.agents}"
-            )
+            found = f"an episode starts with {sorted(self.envs[k].agents)} out of {self.agents}"
+            raise TaskError(f"{self.env_id}: the set of agents must be fixed, but {found}")
         self._obs[k] = pad(observations, self.agents, self._obs.shape[-1])
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -155,8 +151,7 @@ class PettingZooEnvs:
         terminated, truncated = np.zeros(self.num_envs, dtype=bool), np.zeros(self.num_envs, dtype=bool)
         final_obs = np.empty_like(self._obs)
         for k, env in enumerate(self.envs):
-            joint = dict(zip(self.agents, actions[k].tolist()))
-            observations, reward, ended, cut, _ = env.step(joint)
+            observations, reward, ended, cut, _ = env.step(dict(zip(self.agents, actions[k].tolist())))
             over = self._is_over(env, ended, cut)
             final_obs[k] = self._obs[k] = pad(observations, self.agents, self._obs.shape[-1])
             rewards[k] = [reward[agent] for agent in self.agents]
@@ -170,10 +165,8 @@ class PettingZooEnvs:
         """Whether the episode has ended, which must happen for all agents at once."""
         gone = [agent for agent in self.agents if ended.get(agent, True) or cut.get(agent, True)]
         if 0 < len(gone) < self.num_agents or (env.agents and set(env.agents) != set(self.agents)):
-            left = gone or sorted(set(self.agents) - set(env.agents))
-            raise TaskError(
-                f"{self.env_id}: the set of agents must be fixed, but {', '.join(left)} left before the others"
-            )
+            left = ", ".join(gone or sorted(set(self.agents) - set(env.agents)))
+            raise TaskError(f"{self.env_id}: the set of agents must be fixed, but {left} left before the others")
         return not env.agents or bool(gone)
 
     def get_state(self) -> dict:
@@ -243,40 +236,36 @@ class Episodes(NamedTuple):
 
 
 def record_episodes(env_id: str, act: Policy, num_episodes: int, seed: int) -> Episodes:
-    """Play `num_episodes` fresh episodes, at most 500 side by side, and return all that happened in them.
+    """Play `num_episodes` fresh episodes, at most 500 side by side, and return all that happened in them."""
+    batches = []
+    for first in range(0, num_episodes, 500):
+        envs = make_envs(env_id, min(num_episodes - first, 500), seed + len(batches))
+        batches.append(play_one_episode_each(envs, act))
 
-    Each copy plays one episode, so that short episodes are not favoured.
-    """
-    parts: list[Episodes] = []
-    while (played := sum(len(part.returns) for part in parts)) < num_episodes:
-        copies = min(num_episodes - played, 500)
-        envs = make_envs(env_id, copies, seed + len(parts))
-        all_obs, all_actions, all_rewards = [obs := envs.reset()], [], []
-        running, lengths = np.ones(copies, dtype=bool), np.zeros(copies, dtype=np.int64)
-        while running.any():
-            actions = np.asarray(act(obs))
-            obs, rewards, terminated, truncated, final_obs = envs.step(actions)
-            all_obs.append(final_obs * running[:, None, None])
-            all_actions.append(actions * running[:, None])
-            all_rewards.append(rewards * running[:, None])
-            lengths += running
-            running &= ~(terminated | truncated)
-        returns = np.sum(all_rewards, axis=0, dtype=np.float64)
-        stacked = [np.stack(steps, axis=1) for steps in (all_obs, all_actions, all_rewards)]
-        parts.append(Episodes(returns, *stacked, lengths))
-    longest = max(part.actions.shape[1] for part in parts)
+    def join(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Join arrays [episodes, steps, ...]; those with fewer steps are padded with zeros."""
+        longest = max(array.shape[1] for array in arrays)
+        missing = [(0, longest - array.shape[1]) for array in arrays]
+        return np.concatenate([np.pad(x, [(0, 0), m, *[(0, 0)] * (x.ndim - 2)]) for x, m in zip(arrays, missing)])
 
-    def join(name: str, steps: int) -> np.ndarray:
-        arrays = [getattr(part, name) for part in parts]
-        return np.concatenate([np.pad(x, [(0, 0), (0, steps - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]) for x in arrays])
+    returns, *by_step, lengths = zip(*batches)
+    return Episodes(np.concatenate(returns), *map(join, by_step), np.concatenate(lengths))
 
-    return Episodes(
-        np.concatenate([part.returns for part in parts]),
-        join("obs", longest + 1).astype(np.float32),
-        join("actions", longest).astype(np.int64),
-        join("rewards", longest).astype(np.float32),
-        np.concatenate([part.lengths for part in parts]),
-    )
+
+def play_one_episode_each(envs: "ParticleTask | PettingZooEnvs", act: Policy) -> Episodes:
+    """Each copy plays one episode, so that short episodes are not favoured."""
+    all_obs, all_actions, all_rewards = [obs := envs.reset()], [], []
+    running, lengths = np.ones(envs.num_envs, dtype=bool), np.zeros(envs.num_envs, dtype=np.int64)
+    while running.any():
+        actions = np.asarray(act(obs))
+        obs, rewards, terminated, truncated, final_obs = envs.step(actions)
+        all_obs.append(final_obs * running[:, None, None])
+        all_actions.append((actions * running[:, None]).astype(np.int64))
+        all_rewards.append(rewards * running[:, None])
+        lengths += running
+        running &= ~(terminated | truncated)
+    returns = np.sum(all_rewards, axis=0, dtype=np.float64)
+    return Episodes(returns, *(np.stack(steps, axis=1) for steps in (all_obs, all_actions, all_rewards)), lengths)
 
 
 def play_episodes(env_id: str, act: Policy, num_episodes: int, seed: int) -> np.ndarray:

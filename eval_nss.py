@@ -51,7 +51,7 @@ import torch
 from env_utils import Policy, make_envs, random_actions, require_known_task, task_name
 from madaac_utils.demos import load_card, load_demos, play_randomly, reference_scores, require_same_demos
 from madaac_utils.evaluation import EVALUATION_SEED, among_experts, evaluate, load_expert, score_table
-from madaac_utils.files import EXPERTS, UserError, exit_on_user_error, for_json, read_json, require_writable
+from madaac_utils.files import EXPERTS, UserError, exit_on_user_error, for_json, read_config, require_writable
 from madaac_utils.policies import load_policy
 from madaac_utils.scores import Reference, reference_warnings
 from madaac_utils.video import require_can_draw, write_video
@@ -67,25 +67,18 @@ class Job(NamedTuple):
 
 def read_run(folder: Path, args: Args) -> Job:
     """The policy in a run folder or in the folder of an expert."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; name a run folder, or a folder like experts/<env_id>")
     is_run, remarks = (folder / "config.json").is_file(), []
-    path = folder / ("config.json" if is_run else "card.json")
-    if not path.is_file():
-        raise UserError(f"{folder} is not a run: it has neither config.json nor card.json")
-    content = read_json(path, "the config of a run" if is_run else "the card of an expert")
-    found = content.get("args") if is_run else content
-    env_id = found.get("env_id") if isinstance(found, dict) else None
-    if not isinstance(env_id, str):
-        raise UserError(f"{path} does not name a task")
-    if args.env_id:
-        if task_name(args.env_id) != task_name(env_id):
-            raise UserError(f"{folder} is for the task {env_id}, not for --env-id {args.env_id}")
-        env_id = args.env_id
-    else:
-        require_known_task(env_id, path)
+    if not is_run and not (folder / "card.json").is_file():
+        raise UserError(f"{folder} is not a run folder or a folder like experts/<env_id>: it has no config or card")
+    content = read_config(folder) if is_run else load_card("", folder)
+    env_id = content["args"]["env_id"] if is_run else str(content.get("env_id"))
+    if args.env_id and task_name(args.env_id) != task_name(env_id):
+        raise UserError(f"{folder} is for the task {env_id}, not for --env-id {args.env_id}")
+    if not args.env_id:
+        require_known_task(env_id, folder)
     if is_run and not (folder / "summary.json").is_file():
         remarks.append("this run has not ended; its policy is the one that it saved last")
+    env_id = args.env_id or env_id
     policy = load_policy(folder / "policy.safetensors", make_envs(env_id, 1))
     players = {"stochastic": policy.stochastic(args.seed), "greedy": policy.greedy}
     expert = {"demos": require_same_demos(content)} if is_run else {"expert_folder": folder}
@@ -145,29 +138,27 @@ def evaluate_job(job: Job, args: Args) -> dict:
     references, origin = references_of(job.env_id, **job.expert)
     warnings = reference_warnings(agents, references)
     players = evaluate(job.env_id, job.players, references, args.episodes, args.seed)
-    found = {"run": job.title, "remarks": job.remarks, "env_id": job.env_id, "episodes": args.episodes}
-    found |= {"agents": agents, "warnings": warnings, **origin, **as_numbers(references), **players}
-    if not args.json:
-        number = origin["reference_episodes"]
-        expert = f"{number['expert']}, from {origin['expert_from']}" if number["expert"] else "none, so there is no NSS"
-        print(f"\n{job.title}\n{job.env_id}, {args.episodes} episodes, 95 % intervals over episodes")
-        print(f"reference episodes: random play {number['random']}; expert {expert}")
-        print(score_table(agents, references, players, warnings))
+    results = {"run": job.title, "remarks": job.remarks, "env_id": job.env_id, "episodes": args.episodes}
+    results |= {"agents": agents, "warnings": warnings, **origin, **as_numbers(references), **players}
+    number = origin["reference_episodes"]
+    expert = f"{number['expert']}, from {origin['expert_from']}" if number["expert"] else "none, so there is no NSS"
+    lines = [f"\n{job.title}\n{job.env_id}, {args.episodes} episodes, 95 % intervals over episodes"]
+    lines.append(f"reference episodes: random play {number['random']}; expert {expert}")
+    lines.append(score_table(agents, references, players, warnings))
     if args.among_experts:
         expert = load_expert(job.env_id, **job.expert).greedy
         alone = among_experts(job.env_id, job.players, expert, args.episodes, args.seed)
-        found["among_experts"] = {"warnings": alone.warnings, **as_numbers(alone.references), **alone.players}
-        if not args.json:
-            print("\neach agent alone among experts, from the same initial states")
-            print(score_table(agents, *alone))
-    elif warnings and not args.json:
+        results["among_experts"] = {"warnings": alone.warnings, **as_numbers(alone.references), **alone.players}
+        lines.append("\neach agent alone among experts, from the same initial states")
+        lines.append(score_table(agents, *alone))
+    elif warnings:
         with contextlib.suppress(UserError):  # some demonstrations have no expert to play beside
             load_expert(job.env_id, **job.expert)
-            print("note: where agents compete, --among-experts compares each of them in the expert's company")
+            lines.append("note: where agents compete, --among-experts compares each of them in the expert's company")
+    lines += [f"note: {remark}" for remark in job.remarks]
     if not args.json:
-        for remark in job.remarks:
-            print(f"note: {remark}")
-    return found
+        print("\n".join(lines))
+    return results
 
 
 def main(args: Args) -> None:

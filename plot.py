@@ -37,21 +37,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from madaac_utils.files import UserError, exit_on_user_error, read_json, writing
+from madaac_utils.files import UserError, exit_on_user_error, read_config, writing
 
 # Arguments that make no difference to what is learned, or that runs of one line may differ in
 NOT_IN_LABELS = {"seed", "run", "runs", "resume", "resume_changed", "exp_name", "env_id", "total_timesteps"}
 NOT_IN_LABELS |= {"torch_threads", "cuda", "track", "capture_video", "save_every", "log_every", "eval_episodes"}
-
-
-def read_args(folder: Path) -> dict:
-    """The arguments of a run."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} is not a run folder: there is no config.json")
-    arguments = read_json(folder / "config.json", "the config of a run").get("args")
-    if not isinstance(arguments, dict) or not arguments.keys() >= {"env_id", "exp_name"}:
-        raise UserError(f"{folder / 'config.json'} is not the config of a run: it names no task or no experiment")
-    return arguments
 
 
 def read_curves(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -94,19 +84,19 @@ def draw_line(axis: plt.Axes, label: str, curves: list[tuple[np.ndarray, np.ndar
 
 
 def main(args: Args) -> None:
-    if not args.runs:
-        raise UserError("name at least one run folder, for example runs/keep_away__*")
-    folders = [folder for folder in args.runs if (Path(folder) / "config.json").is_file()]
-    if folders and len(folders) < len(args.runs):
-        print(f"left out, no run folders: {', '.join(sorted(set(args.runs) - set(folders)))}", file=sys.stderr)
-        args.runs = tuple(folders)
     if Path(args.out).suffix not in (".png", ".pdf", ".svg"):
         raise UserError(f"--out must end in .png, .pdf or .svg, got {args.out}")
-    runs = {Path(name): read_args(Path(name)) for name in args.runs}
-    curves = {folder: read_curves(folder) for folder in runs}
-    drawn = {folder: found for folder, found in curves.items() if {args.tag, f"charts/{args.x}"} <= found.keys()}
+    folders = [Path(name) for name in args.runs if (Path(name) / "config.json").is_file()]
+    left_out = [name for name in args.runs if Path(name) not in folders]
+    if not folders:
+        raise UserError("name at least one run folder, for example runs/keep_away__*")
+    if left_out:
+        print(f"left out, no run folders: {', '.join(left_out)}", file=sys.stderr)
+    runs = {folder: {"exp_name": ""} | read_config(folder)["args"] for folder in folders}
+    curves = {folder: read_curves(folder) for folder in folders}
+    drawn = {folder: tags for folder, tags in curves.items() if {args.tag, f"charts/{args.x}"} <= tags.keys()}
     if not drawn:
-        tags = sorted({tag for found in curves.values() for tag in found})
+        tags = sorted(set().union(*curves.values()))
         raise UserError(f"no run has logged {args.tag}; the tags are: {', '.join(tags) or 'none yet'}")
     for folder in runs.keys() - drawn.keys():
         print(f"note: {folder} has not logged {args.tag} and is left out", file=sys.stderr)

@@ -92,11 +92,10 @@ import torch.nn.functional as F
 
 from env_utils import RecordEpisodes, make_envs, play_episodes, task_name
 from madaac_utils.configuration import total_timesteps
-from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, describe_training, record_expert, training_of
+from madaac_utils.experts import SELECTION_SEED, Kept, agents_compete, record_expert, training_of
 from madaac_utils.files import UserError, exit_on_user_error, require_writable, write_json
-from madaac_utils.networks import task_header
 from madaac_utils.paper import paper_episodes
-from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors, require_same_policy
+from madaac_utils.policies import describe_policy, load_policy
 from madaac_utils.run import Run
 from madaac_utils.video import write_video
 
@@ -358,7 +357,7 @@ def main(args: Args) -> None:
         path = Path(args.record_only)
         path = path / "policy.safetensors" if path.is_dir() else path
         policy = load_policy(path, envs)
-        record_expert(policy, envs, args, training_of(path, envs.episode_length), run.script)
+        record_expert(policy, envs, args, training_of(path.parent, envs.episode_length), run.script)
         if args.capture_video:
             write_video(expert_folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)
         return
@@ -446,22 +445,21 @@ def main(args: Args) -> None:
 
         # Evaluate the greedy policy, always on the same episodes, and keep the best.
         if run.due(args.eval_every) or step >= args.total_timesteps:
-            tensors, header = policy_tensors(policies, obs_stats)
-            policy = SavedPolicy(tensors, header | task_header(envs), "the policy")
-            require_same_policy(policy, policies, envs, obs_stats)
+            policy = describe_policy(policies, envs, obs_stats)
             scores = play_episodes(args.env_id, policy.greedy, args.selection_episodes, SELECTION_SEED).mean(0)
             by_agent = [*zip(envs.agents, scores), ("mean", scores.mean())]
             run.add_scalars({f"eval/greedy_return-{agent}": value for agent, value in by_agent}, step)
             if scores.mean() > kept.score or not keep_best:
-                kept.score, kept.step, kept.tensors, kept.header = float(scores.mean()), step, tensors, header
-                run.save_policy(tensors, header)
+                kept.score, kept.step = float(scores.mean()), step
+                kept.tensors, kept.header = policy.tensors, policy.header
+                run.save_policy(policy.tensors, policy.header)
         if run.due(run.log_every):
             run.log(metrics)
 
     # The expert: fresh episodes, demonstrations, card; summary.json last.
     run.writer.close()
     policy = load_policy(run.folder / "policy.safetensors", envs)
-    training = describe_training(run.folder, kept, run.step, run.seconds, envs.episode_length)
+    training = training_of(run.folder, envs.episode_length)
     scores = record_expert(policy, envs, args, training, run.script)
     if args.capture_video:
         write_video(run.folder / "video.mp4", args.env_id, {args.env_id: policy.greedy}, args.seed)

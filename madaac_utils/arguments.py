@@ -28,6 +28,6 @@ class ExperimentArgs:
     save_every: int = 300
     """seconds between checkpoints, at least; 0: one after every iteration"""
     log_every: int = 10_000
-    """environment steps between TensorBoard points, at most"""
+    """environment steps between TensorBoard points; a short run logs more often, to have at least 50 points"""
     eval_episodes: int = 500
     """fresh episodes of the evaluation at the end"""

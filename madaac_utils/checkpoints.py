@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from madaac_utils.files import UserError, writing
+from madaac_utils.files import UserError, remove_left_overs, writing
 
 try:
     import fcntl
@@ -26,18 +26,17 @@ def lock(folder: Path):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"another process is working on {folder}") from None
-    for left_over in folder.glob(".*.tmp*"):
-        left_over.unlink(missing_ok=True)
+    remove_left_overs(folder)
     return file
 
 
 def save_checkpoint(folder: Path, state: dict) -> None:
     """Write checkpoint.pt with tensors and plain values only; the one before becomes checkpoint_previous.pt."""
-    path = folder / "checkpoint.pt"
+    path, gpus = folder / "checkpoint.pt", torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     with writing(path) as temporary:
         try:
             with open(temporary, "wb") as file:
-                torch.save(state, file)
+                torch.save(state | {"rng": [torch.get_rng_state(), *gpus]}, file)
         except RuntimeError as error:  # torch hides the error of a full disk behind its own
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
         if path.is_file():
@@ -66,6 +65,36 @@ def load_checkpoint(folder: Path, repair: bool = False) -> dict:
         except Exception as error:  # torch and zipfile raise many kinds of errors for damaged files
             print(f"warning: {path} is damaged and is not used ({type(error).__name__}: {error})".split("\n")[0])
     raise UserError(f"cannot resume {folder}: no checkpoint is readable")
+
+
+def state_of(envs, parts: dict) -> dict:
+    """What a checkpoint holds of environments, networks, optimizers and buffers."""
+    states = {name: to_tensors(part.state_dict()) for name, part in parts.items()}
+    return {"envs": to_tensors(envs.state_dict()), "parts": states}
+
+
+def restore_checkpoint(folder: Path, envs, parts: dict) -> dict:
+    """Put environments, parts and random generators into the state of the newest checkpoint, which is returned."""
+    state = load_checkpoint(folder, repair=True)
+
+    def present() -> dict:
+        return {"step": 0, "seconds": 0.0, "rng": []} | state_of(envs, parts)
+
+    try:
+        require_like(present(), state, "checkpoint")
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+            if isinstance(part, torch.optim.Optimizer):
+                require_optimizer_fits(part, name)
+        envs.load_state_dict(to_arrays(state["envs"]))
+        require_like(present(), state, "checkpoint")  # now with the sizes of buffers
+        torch.set_rng_state(state["rng"][0])
+        if len(state["rng"]) > 1:
+            torch.cuda.set_rng_state_all(state["rng"][1:])
+    except Exception as error:  # the parts raise many kinds of errors for the state of another script
+        line = str(error).strip().split("\n")[0][:200]
+        raise UserError(f"the checkpoint in {folder} does not fit this script: {line}") from None
+    return state
 
 
 def require_like(expected, found, name: str) -> None:

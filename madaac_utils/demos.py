@@ -4,7 +4,6 @@
 docs/demonstrations.md describes the format of demos.npz, which any file of your own can follow.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -17,7 +16,16 @@ import numpy as np
 import torch
 
 from env_utils import Episodes, make_envs, play_episodes, random_actions, task_name
-from madaac_utils.files import EXPERTS, FORMAT_VERSION, UserError, read_json, sha256, writing
+from madaac_utils.files import (
+    EXPERTS,
+    FORMAT_VERSION,
+    UserError,
+    is_list_of,
+    read_json,
+    require_fits_task,
+    sha256,
+    writing,
+)
 from madaac_utils.scores import Reference, mean_and_interval
 
 RANDOM_SEED = 20_000_003  # of the episodes of random play
@@ -116,109 +124,85 @@ def demos_path(env_id_or_path: str | Path) -> Path:
 def load_demos(env_id_or_path: str | Path, envs=None) -> Demos:
     """Read and check demonstrations. With `envs`, they must fit that task."""
     path = demos_path(env_id_or_path)
-    if path.is_dir():
-        raise UserError(f"there are no demonstrations at {path}: it is a folder without demos.npz")
     if not path.is_file():
         if path.parent.parent != EXPERTS:
-            raise UserError(f"there are no demonstrations at {path}: no such file")
+            what = "it is a folder without demos.npz" if path.is_dir() else "no such file"
+            raise UserError(f"there are no demonstrations at {path}: {what}")
         make_envs(str(env_id_or_path), 1)  # raises an error if there is no such task
         raise UserError(
             f"there are no demonstrations for {env_id_or_path!r}: record them with "
             f"`python train_expert_maac.py --env-id {env_id_or_path}`, or name a file of your own with --demos"
         )
-    arrays = read_npz(path)
-    demos = parse_demos(path, arrays)
+    try:
+        demos = read_demos(path)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except Exception as error:  # NumPy and zipfile raise many kinds of errors for foreign or damaged files
+        raise UserError(f"{path} is not a readable .npz file of demonstrations ({type(error).__name__})") from None
     if envs is not None:
-        require_fit(path, demos, envs)
+        header = {"env_id": demos.env_id, "agents": demos.agents, "obs_sizes": demos.obs_sizes.tolist()}
+        require_fits_task(path, header, envs)
+        largest = np.where(demos.played[:, :, None], demos.actions, 0).max(axis=(0, 1))
+        for agent, action, number in zip(demos.agents, largest, envs.num_actions):
+            if action >= number:
+                raise UserError(f"{path}: {agent} has actions 0 to {number - 1}, found action {action}")
     return demos
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of the format. Other members of the file are not read, and sizes are checked before reading."""
-    try:
-        with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
-
-            def read(names: list[str], limit: int) -> dict[str, np.ndarray]:
-                names = [name for name in names if name in file.files]
-                size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
-                if size > limit:
-                    raise UserError(f"{path}: {', '.join(names)} take {size:,} bytes; at most {limit:,} are read")
-                return {name: file[name] for name in names}
-
-            arrays, names = read(["metadata"], 2**20), ["actions", "rewards", "lengths"]
-            with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):  # parse_demos says what is wrong
-                names += [f"obs_{agent}" for agent in json.loads(str(arrays["metadata"]))["agents"]]
-            return arrays | read(names, MAX_BYTES)
-    except UserError:
-        raise
-    except Exception as error:  # NumPy and zipfile raise many kinds of errors for foreign or damaged files
-        raise UserError(f"{path} is not a readable .npz file of demonstrations ({type(error).__name__})") from None
+def require(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise UserError(complaint)
 
 
-def parse_demos(path: Path, arrays: dict[str, np.ndarray]) -> Demos:
-    def require(condition: bool, complaint: str) -> None:
-        if not condition:
-            raise UserError(f"{path}: {complaint}")
-
-    missing = [name for name in ("metadata", "actions", "rewards", "lengths") if name not in arrays]
+def read_arrays(path: Path, names: list[str], limit: int) -> dict[str, np.ndarray]:
+    """Read these arrays of an .npz file and no others. Their sizes are checked before they are read."""
+    with zipfile.ZipFile(path) as archive:
+        sizes = {member.filename.removesuffix(".npy"): member.file_size for member in archive.infolist()}
+    missing = [name for name in names if name not in sizes]
     require(not missing, f"this is not a file of demonstrations, because it lacks {', '.join(missing)}")
-    try:
-        metadata = json.loads(str(arrays["metadata"]))
-        version, env_id, agents = metadata["format_version"], metadata["env_id"], metadata["agents"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path}: metadata must be JSON with format_version, env_id and agents ({error!r})") from None
-    require(version == FORMAT_VERSION, f"format version {version} found, but this code reads {FORMAT_VERSION}")
-    require(isinstance(env_id, str), f"metadata must name the task, found {env_id!r}")
-    named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
-    require(bool(named), f"metadata must name the agents in a list, found {agents!r}")
-    missing = [f"obs_{agent}" for agent in agents if f"obs_{agent}" not in arrays]
-    require(not missing, f"observations {', '.join(missing)} are missing")
+    size = sum(sizes[name] for name in names)
+    require(size <= limit, f"{', '.join(names)} take {size:,} bytes; at most {limit:,} are read")
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in names}
 
-    actions, lengths = arrays["actions"], arrays["lengths"]
-    require(np.issubdtype(actions.dtype, np.integer), f"actions must be integers, found {actions.dtype}")
+
+def read_demos(path: Path) -> Demos:
+    try:
+        metadata = json.loads(str(read_arrays(path, ["metadata"], 2**20)["metadata"]))
+        version, env_id, agents = metadata["format_version"], metadata["env_id"], metadata["agents"]
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"metadata must be JSON with format_version, env_id and agents ({error!r})") from None
+    require(version == FORMAT_VERSION, f"format version {version} found, but this code reads {FORMAT_VERSION}")
+    named = isinstance(env_id, str) and is_list_of(str, agents)
+    require(named, f"metadata must name the task and a list of agents, found {env_id!r} and {agents!r}")
+
+    obs_names = [f"obs_{agent}" for agent in agents]
+    arrays = read_arrays(path, ["actions", "rewards", "lengths", *obs_names], MAX_BYTES)
+    actions, rewards, lengths = arrays["actions"], arrays["rewards"], arrays["lengths"]
     require(actions.ndim == 3, f"actions must have shape [episodes, T, agents], found {actions.shape}")
     episodes, steps, _ = actions.shape
     require(episodes > 0 and steps > 0, "it holds no steps")
-    shapes = {"actions": (len(agents),), "rewards": (len(agents),)}
-    for name, rest in shapes.items():
-        expected = (episodes, steps, *rest)
-        require(arrays[name].shape == expected, f"{name} must have shape {expected}, found {arrays[name].shape}")
-    require(lengths.shape == (episodes,), f"lengths must have shape {(episodes,)}, found {lengths.shape}")
-    whole = np.issubdtype(lengths.dtype, np.integer) and (lengths >= 1).all() and (lengths <= steps).all()
-    require(bool(whole), f"lengths must be whole numbers from 1 to {steps}")
-    require(bool((actions >= 0).all()), "actions must not be negative")
-    for name in ("rewards", *(f"obs_{agent}" for agent in agents)):
-        array = arrays[name]
-        require(array.dtype.kind in "fiu", f"{name} must be real numbers, found {array.dtype}")
-        if name != "rewards":
-            fits = array.ndim == 3 and array.shape[:2] == (episodes, steps + 1) and array.shape[2] > 0
-            require(fits, f"{name} must have shape ({episodes}, {steps + 1}, size), found {array.shape}")
-        with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite and is refused
-            arrays[name] = array.astype(np.float32)
-        require(bool(np.isfinite(arrays[name]).all()), f"{name} contains NaN or infinity")
+    shapes = dict.fromkeys(("actions", "rewards"), (episodes, steps, len(agents))) | {"lengths": (episodes,)}
+    for name in obs_names:
+        size = arrays[name].shape[2] if arrays[name].ndim == 3 and arrays[name].size else "size"
+        shapes[name] = (episodes, steps + 1, size)
+    for name, shape in shapes.items():
+        kinds, numbers = ("iu", "whole numbers") if name in ("actions", "lengths") else ("fiu", "real numbers")
+        fits = arrays[name].dtype.kind in kinds and arrays[name].shape == shape
+        require(fits, f"{name} must be {numbers} of shape {shape}, found {arrays[name].dtype} {arrays[name].shape}")
+        in_float32 = np.abs(arrays[name]) <= np.finfo(np.float32).max  # False for NaN
+        require(in_float32.all(), f"{name} contains NaN, infinity or numbers that are too large")
+    require((actions >= 0).all(), "actions must not be negative")
+    require((lengths >= 1).all() and (lengths <= steps).all(), f"lengths must be from 1 to {steps}")
 
-    obs_sizes = np.array([arrays[f"obs_{agent}"].shape[2] for agent in agents])
+    obs_sizes = np.array([arrays[name].shape[2] for name in obs_names])
     shape = (episodes, steps + 1, len(agents), int(obs_sizes.max()))
     require(math.prod(shape) * 4 <= 2 * MAX_BYTES, f"observations of {shape} numbers are too many")
     obs = np.zeros(shape, dtype=np.float32)
-    for i, agent in enumerate(agents):
-        obs[:, :, i, : obs_sizes[i]] = arrays[f"obs_{agent}"]
-    return Demos(env_id, agents, obs_sizes, obs, actions.astype(np.int64), arrays["rewards"], lengths, metadata)
-
-
-def require_fit(path: Path, demos: Demos, envs) -> None:
-    # The names matter and not only sizes: simple_speaker_listener and cooperative_communication differ in directions.
-    if task_name(demos.env_id) != task_name(envs.env_id):
-        raise UserError(f"{path} is for another task: expected {envs.env_id}, found {demos.env_id}")
-    if demos.agents != list(envs.agents):
-        raise UserError(f"{path}: expected agents {list(envs.agents)}, found {demos.agents}")
-    if not np.array_equal(demos.obs_sizes, envs.obs_sizes):
-        expected, found = list(map(int, envs.obs_sizes)), demos.obs_sizes.tolist()
-        raise UserError(f"{path}: expected observation sizes {expected}, found {found}")
-    largest = np.where(demos.played[:, :, None], demos.actions, 0).max(axis=(0, 1))
-    for agent, action, number in zip(demos.agents, largest, envs.num_actions):
-        if action >= number:
-            raise UserError(f"{path}: {agent} has actions 0 to {number - 1}, found action {action}")
+    for i, name in enumerate(obs_names):
+        obs[:, :, i, : obs_sizes[i]] = arrays[name]
+    actions, rewards = actions.astype(np.int64), rewards.astype(np.float32)
+    return Demos(env_id, agents, obs_sizes, obs, actions, rewards, lengths, metadata)
 
 
 def require_same_demos(config: dict) -> str:
@@ -250,22 +234,23 @@ def reference_scores(env_id: str, demos: str = "", expert_folder: Path | None = 
     envs = make_envs(env_id, 1)
     if demos:
         return {"expert": mean_and_interval(load_demos(Path(demos), envs).returns()), "random": play_randomly(env_id)}
-    folder = Path(expert_folder or EXPERTS / task_name(env_id))
-    card = load_card(env_id, folder)
-
-    def scores(name: str, key: str) -> np.ndarray:
-        return np.array([float(card["scores"][name][agent][key]) for agent in envs.agents])
-
+    folder = expert_folder or EXPERTS / task_name(env_id)
+    card, file = load_card(env_id, folder), folder / "demos.npz"
     try:
-        file, digest = folder / "demos.npz", card.get("sha256", {}).get("demos.npz")
-        if digest and file.is_file() and sha256(file) != digest:
-            raise UserError(
-                f"{folder / 'card.json'} does not belong to the demos.npz beside it; record both again with "
-                f"`python train_expert_maac.py --env-id {env_id} --record-only {folder} --experts {folder.parent}`"
-            )
-        return {name: (scores(name, "mean"), scores(name, "interval_95")) for name in ("expert", "random")}
+        scores = {}
+        for name in ("expert", "random"):
+            by_agent = [card["scores"][name][agent] for agent in envs.agents]
+            mean, half = ([float(score[key]) for score in by_agent] for key in ("mean", "interval_95"))
+            scores[name] = np.array(mean), np.array(half)
+        digest = card.get("sha256", {}).get("demos.npz")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / 'card.json'} lacks scores of {', '.join(envs.agents)} ({error!r})") from None
+    if digest and file.is_file() and sha256(file) != digest:
+        raise UserError(
+            f"{folder / 'card.json'} does not belong to the demos.npz beside it; record both again with "
+            f"`python train_expert_maac.py --env-id {env_id} --record-only {folder} --experts {folder.parent}`"
+        )
+    return scores
 
 
 def play_randomly(env_id: str, episodes: int = 500) -> Reference:

@@ -13,9 +13,10 @@ from madaac_utils.scores import (
     Reference,
     judged_agents,
     mean_and_interval,
-    nss_with_interval,
+    nss_with_intervals,
     paired_nss,
     reference_warnings,
+    scores_with_intervals,
 )
 
 EVALUATION_SEED = 40_000_003  # far from the seeds of training
@@ -24,7 +25,7 @@ EVALUATION_SEED = 40_000_003  # far from the seeds of training
 def score_policy(env_id: str, act: Policy, episodes: int = 500, seed: int = 0) -> dict:
     """Scores and NSS of any policy: act(obs [B, agents, widest observation]) -> actions [B, agents].
 
-    The NSS is `score_policy(...)["nss_mean"]`. describe_scores lists the other entries.
+    The NSS is `score_policy(...)["nss_mean"]`. Lists have one entry per agent, and ..._interval_95 are half widths.
     """
     if episodes < 2:
         raise UserError(f"episodes must be at least 2, got {episodes}")
@@ -33,11 +34,11 @@ def score_policy(env_id: str, act: Policy, episodes: int = 500, seed: int = 0) -
 
 def evaluate(env_id: str, players: dict[str, Policy], references: dict, episodes: int, seed: int) -> dict[str, dict]:
     """Scores and NSS of each player on the same fresh episodes."""
-    found = {}
+    results = {}
     for name, act in players.items():
         returns = play_episodes(env_id, act, episodes, seed=EVALUATION_SEED + seed)
-        found[name] = describe_scores(returns, nss_with_interval(returns, references))
-    return found
+        results[name] = scores_with_intervals(returns) | nss_with_intervals(returns, references)
+    return results
 
 
 class AmongExperts(NamedTuple):
@@ -66,13 +67,13 @@ def among_experts(env_id: str, players: dict[str, Policy], expert: Policy, episo
     returns = {"expert": play(expert), "random": play_alone(random_actions(envs.num_actions, seed))}
     gap, half = mean_and_interval(returns["expert"] - returns["random"])
     close = [agent for agent, is_close in zip(envs.agents, np.abs(gap) <= 3 * half) if is_close]
-    found = {}
+    results = {}
     for name, act in players.items():
-        played = play_alone(act)
-        found[name] = describe_scores(played, paired_nss(played, **returns))
+        alone = play_alone(act)
+        results[name] = scores_with_intervals(alone) | paired_nss(alone, **returns)
     return AmongExperts(
         {name: mean_and_interval(values) for name, values in returns.items()},
-        found,
+        results,
         dict.fromkeys(close, "expert and random play score too much alike in its place for its NSS to mean much"),
     )
 
@@ -84,59 +85,37 @@ def load_expert(env_id: str, demos: str = "", expert_folder: Path | None = None)
         load_demos(Path(demos))  # raises an error if the file cannot be read
         if not (folder / "card.json").is_file():
             raise UserError(f"the expert behind {demos} is not known: there is no card.json beside it")
-        if load_card(env_id, folder).get("sha256", {}).get("demos.npz") != sha256(Path(demos)):
-            raise UserError(f"the expert behind {demos} is not known: the card.json beside it is for another file")
-    load_card(env_id, folder)  # raises an error if there is no expert
+    card = load_card(env_id, folder)
+    if demos and card.get("sha256", {}).get("demos.npz") != sha256(Path(demos)):
+        raise UserError(f"the expert behind {demos} is not known: the card.json beside it is for another file")
     return load_policy(folder / "policy.safetensors", make_envs(env_id, 1))
 
 
-def describe_scores(returns: np.ndarray, nss: dict) -> dict:
-    """Means and half widths of 95 % intervals, per agent and of the mean over agents, as plain numbers."""
-    mean, half = mean_and_interval(returns)
-    over_agents, over_agents_half = mean_and_interval(returns.mean(1, keepdims=True))
-    return {
-        "score": mean.tolist(),
-        "interval_95": half.tolist(),
-        "score_mean": float(over_agents[0]),
-        "score_mean_interval_95": float(over_agents_half[0]),
-        "nss": nss["nss"].tolist(),
-        "nss_interval_95": nss["interval"].tolist(),
-        "nss_mean": float(nss["mean"]),
-        "nss_mean_interval_95": float(nss["mean_interval"]),
-    }
-
-
-def score_table(
-    agents: list[str],
-    references: dict[str, Reference],
-    players: dict[str, dict],
-    warnings: dict[str, str] | None = None,
-) -> str:
+def score_table(agents: list[str], references: dict, players: dict[str, dict], warnings: dict | None = None) -> str:
     """One row per agent and one for their mean: random, expert, the players' scores, the players' NSS, warnings."""
 
-    def cell(mean: float, half: float, digits: int) -> str:
-        if np.isnan(mean):
-            return "-"
-        return f"{mean:.{digits}f}" + ("" if np.isnan(half) else f" ± {half:.{digits}f}")
+    def column(title: str, values, halves, mean: float, mean_half: float, digits: int) -> list[str]:
+        cells = [title]
+        for value, half in zip([*values, mean], [*halves, mean_half]):
+            interval = "" if np.isnan(half) else f" ± {half:.{digits}f}"
+            cells.append("-" if np.isnan(value) else f"{value:.{digits}f}{interval}")
+        return cells
 
+    def columns_of(prefix: str, score: str, interval: str, digits: int) -> list[list[str]]:
+        names = [score, interval, f"{score}_mean", f"{score}_mean_interval_95"]
+        return [column(prefix + title, *(player[name] for name in names), digits) for title, player in players.items()]
+
+    columns = [["agent", *agents, "mean"]]
+    columns += [column(name, *references[name], references[name][0].mean(), np.nan, 2) for name in ("random", "expert")]
+    columns += columns_of("", "score", "interval_95", 2) + columns_of("NSS ", "nss", "nss_interval_95", 3)
+    widths = [max(map(len, column)) for column in columns]
     warnings = reference_warnings(agents, references) if warnings is None else warnings
-    rows = [["agent", "random", "expert", *players, *(f"NSS {name}" for name in players)]]
-    for i, agent in enumerate(agents):
-        row = [agent, *(cell(mean[i], half[i], 2) for mean, half in (references["random"], references["expert"]))]
-        row += [cell(player["score"][i], player["interval_95"][i], 2) for player in players.values()]
-        row += [cell(player["nss"][i], player["nss_interval_95"][i], 3) for player in players.values()]
-        rows.append(row)
-    means = ["mean", *(cell(references[name][0].mean(), np.nan, 2) for name in ("random", "expert"))]
-    means += [cell(player["score_mean"], player["score_mean_interval_95"], 2) for player in players.values()]
-    means += [cell(player["nss_mean"], player["nss_mean_interval_95"], 3) for player in players.values()]
-    rows.append(means)
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    remarks = ["", *(warnings.get(agent, "") for agent in agents)]
     left_out = [agent for agent, judged in zip(agents, judged_agents(references)) if not judged]
     has_mean = any(not np.isnan(player["nss_mean"]) for player in players.values())
+    remarks = ["", *(warnings.get(agent, "") for agent in agents)]
     remarks.append(f"mean NSS without {', '.join(left_out)}" if left_out and has_mean else "")
     lines = []
-    for row, remark in zip(rows, remarks):
+    for row, remark in zip(zip(*columns), remarks):
         line = "  ".join(text.rjust(width) for text, width in zip(row, widths))
         lines.append(line + (f"  <- {remark}" if remark else ""))
     return "\n".join(lines)

@@ -9,10 +9,12 @@ import torch
 from env_utils import play_episodes, random_actions, record_episodes, task_name
 from madaac_utils.checkpoints import load_checkpoint
 from madaac_utils.demos import RANDOM_SEED, demos_from_episodes, save_demos
-from madaac_utils.files import FORMAT_VERSION, read_json, sha256, write_json
-from madaac_utils.policies import SavedPolicy, save_policy
+from madaac_utils.evaluation import score_table
+from madaac_utils.files import FORMAT_VERSION, read_config, read_json, remove_left_overs, sha256, write_json
+from madaac_utils.networks import save_tensors
+from madaac_utils.policies import SavedPolicy
 from madaac_utils.provenance import commit, versions
-from madaac_utils.scores import below_random, mean_and_interval, reference_warnings
+from madaac_utils.scores import by_agent, mean_and_interval, scores_with_intervals
 
 RECORDING_SEED = 10_000_019  # of the episodes that score an expert and become its demonstrations
 # Of the episodes that choose the policy that becomes the expert. They are the same at every evaluation, because initial
@@ -43,33 +45,25 @@ def agents_compete(env_id: str, num_actions: np.ndarray) -> bool:
     return scores.shape[1] > 1 and bool(np.corrcoef(scores.T).min() < -0.3)
 
 
-def describe_training(folder: Path, kept: Kept, step: int, seconds: float, episode_length: int) -> dict:
-    """For the card: how a policy was trained."""
-    config = read_json(folder / "config.json", "the config of a run")
+def training_of(folder: Path, episode_length: int) -> dict | None:
+    """For the card: how the policy in a folder was trained, also if the run has not ended yet."""
+    for name in ("card.json", "summary.json"):
+        if (folder / name).is_file():
+            return read_json(folder / name, "a description of the policy beside it").get("training")
+    state = load_checkpoint(folder) if (folder / "checkpoint.pt").is_file() else {"parts": {}}
+    if "kept" not in state["parts"]:
+        return None  # a run of another script, or a file alone
+    config = read_config(folder)
     others = ("resume", "resume_changed", "record_only", "runs", "experts", "eval_episodes", "store_demos")
     return {
         "script": config["script"],
         "args": {name: value for name, value in config["args"].items() if name not in others},
         "commit": config.get("commit"),
-        "kept_at_step": kept.step,
-        "steps": step,
-        "episodes": step // episode_length,
-        "seconds": round(seconds),
+        "kept_at_step": state["parts"]["kept"]["step"],
+        "steps": state["step"],
+        "episodes": state["step"] // episode_length,
+        "seconds": round(state["seconds"]),
     }
-
-
-def training_of(path: Path, episode_length: int) -> dict | None:
-    """How the policy in a file was trained: from the files beside it, also those of a run that has not ended."""
-    for name in ("card.json", "summary.json"):
-        if path.with_name(name).is_file():
-            return read_json(path.with_name(name), "a description of the policy beside it").get("training")
-    if not path.with_name("checkpoint.pt").is_file():
-        return None
-    state, kept = load_checkpoint(path.parent), Kept()
-    if "kept" not in state["parts"]:
-        return None  # a run of another script
-    kept.load_state_dict(state["parts"]["kept"])
-    return describe_training(path.parent, kept, state["step"], state["seconds"], episode_length)
 
 
 def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script: Path) -> dict:
@@ -77,45 +71,35 @@ def record_expert(policy: SavedPolicy, envs, args, training: dict | None, script
     folder, agents = Path(args.experts) / task_name(args.env_id), list(envs.agents)
     episodes = record_episodes(args.env_id, policy.greedy, args.eval_episodes, RECORDING_SEED)
     random_policy = random_actions(envs.num_actions, seed=RANDOM_SEED)
-    played = {
-        "expert": episodes.returns,
-        "random": play_episodes(args.env_id, random_policy, args.eval_episodes, seed=RANDOM_SEED),
-    }
-    # Mean and interval per agent, and of the mean over agents: the agents of one episode are not independent.
-    scores, over_agents, references = {}, {}, {}
-    for who, returns in played.items():
-        references[who] = mean_and_interval(returns)
-        columns = np.hstack([references[who], mean_and_interval(returns.mean(1, keepdims=True))])  # [2, agents + 1]
-        *by_agent, over_agents[who] = [{"mean": float(m), "interval_95": float(h)} for m, h in columns.T]
-        scores[who] = dict(zip(agents, by_agent))
-    metadata = {
-        "made_by": f"{script.name}, the most probable action of each agent",
-        "episodes_played": args.eval_episodes,
-    }
-    for left_over in folder.glob(".*.tmp*"):  # of a process that was killed while it wrote
-        left_over.unlink(missing_ok=True)
-    save_policy(folder / "policy.safetensors", policy.tensors, policy.header, envs)
-    save_demos(folder / "demos.npz", demos_from_episodes(args.env_id, episodes, metadata)[: args.store_demos])
+    random_returns = play_episodes(args.env_id, random_policy, args.eval_episodes, seed=RANDOM_SEED)
+    returns = {"expert": episodes.returns, "random": random_returns}
+    described = {name: scores_with_intervals(values) for name, values in returns.items()}
+    scores = {name: by_agent(agents, found) for name, found in described.items()}
+    made_by = f"{script.name}, the most probable action of each agent"
+    demos = demos_from_episodes(args.env_id, episodes, {"made_by": made_by, "episodes_played": args.eval_episodes})
+    remove_left_overs(folder)
+    save_tensors(folder / "policy.safetensors", policy.tensors, policy.header, envs)
+    save_demos(folder / "demos.npz", demos[: args.store_demos])
     card = {
         "format_version": FORMAT_VERSION,
         "env_id": args.env_id,
         "episodes": args.eval_episodes,
         "demonstrations": args.store_demos,
         "scores": scores,
-        "mean_over_agents": over_agents,
+        "mean_over_agents": {
+            name: {"mean": found["score_mean"], "interval_95": found["score_mean_interval_95"]}
+            for name, found in described.items()
+        },
         "training": training,
         "versions": versions(),
         "commit": commit(script),
         "sha256": {name: sha256(folder / name) for name in ("policy.safetensors", "demos.npz")},
     }
     write_json(folder / "card.json", card)
-    print(f"\n{'agent':<16}{'expert':>20}{'random':>20}   ({args.eval_episodes} episodes each, 95 % intervals)")
-    warnings = reference_warnings(agents, references)
-    for agent in [*agents, "mean"]:
-        found = [scores[who].get(agent, over_agents[who]) for who in scores]
-        cells = [f"{score['mean']:.2f} ± {score['interval_95']:.2f}" for score in found]
-        print(f"{agent:<16}{cells[0]:>20}{cells[1]:>20}" + (f"  <- {warnings[agent]}" if agent in warnings else ""))
-    if below_random(references).all():
+    references = {name: mean_and_interval(values) for name, values in returns.items()}
+    print(f"\n{args.eval_episodes} episodes each, 95 % intervals over episodes")
+    print(score_table(agents, references, {}))
+    if (references["expert"][0] < references["random"][0]).all():
         print("warning: no agent of this expert scores better than random play, so that NSS against it means nothing")
     print(f"written: {folder}/policy.safetensors, demos.npz ({args.store_demos} episodes), card.json")
     return scores

@@ -3,11 +3,13 @@
 import contextlib
 import hashlib
 import json
-import math
 import os
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from env_utils import task_name
 from particle_envs import TaskError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,29 +60,27 @@ def writing(path: Path):
             temporary.unlink(missing_ok=True)
 
 
+def remove_left_overs(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote has left."""
+    for path in folder.glob(".*.tmp*"):
+        path.unlink(missing_ok=True)
+
+
 def require_writable(folder: Path) -> None:
     """Raise an error now if files could not be written to the folder later. Nothing is left behind."""
-    folder = Path(folder)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     probe = folder / f".writable.{os.getpid()}"
-    try:
-        with writing(probe) as temporary:
-            temporary.touch()
-    except UserError as error:
-        raise UserError(str(error).replace(str(probe), f"into {folder}")) from None
-    probe.unlink(missing_ok=True)
+    with writing(probe) as temporary:
+        temporary.touch()
+    probe.unlink()
     for path in created:
         with contextlib.suppress(OSError):  # another process may have started to use it
             path.rmdir()
 
 
 def for_json(content):
-    """Replace numbers that are not finite by None, because JSON cannot hold them."""
-    if isinstance(content, dict):
-        return {name: for_json(value) for name, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [for_json(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+    """The content with None in place of numbers that are not finite, because JSON cannot hold them."""
+    return json.loads(json.dumps(content), parse_constant=lambda _: None)
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -99,6 +99,32 @@ def read_json(path: Path, what: str) -> dict:
     return content
 
 
+def read_config(folder: Path) -> dict:
+    """config.json of a run; its "args" are the arguments of the run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run folder: there is no config.json")
+    config = read_json(path, "the config of a run")
+    if not isinstance(config.get("args"), dict) or not isinstance(config["args"].get("env_id"), str):
+        raise UserError(f"{path} is not the config of a run: it does not name a task")
+    return config
+
+
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_list_of(kind: type, value) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(type(entry) is kind for entry in value)
+
+
+def require_fits_task(path: Path | str, header: dict, envs) -> None:
+    """Raise an error unless a file that describes its task with `header` is for the task of `envs`."""
+    # The name matters and not only sizes: simple_speaker_listener and cooperative_communication differ in directions.
+    if task_name(header["env_id"]) != task_name(envs.env_id):
+        raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
+    for name in ("agents", "obs_sizes", "num_actions"):
+        expected = np.asarray(getattr(envs, name)).tolist()
+        if header.get(name, expected) != expected:
+            raise UserError(f"{path} does not fit the task: expected {name} {expected}, found {header[name]}")

@@ -5,8 +5,11 @@ one layer per agent with weight [agents, in, out] and bias [agents, 1, out]. Its
 weight_1, ... and the header lists the layers.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,31 +19,23 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as safetensors_bytes
 
-from env_utils import task_name
-from madaac_utils.files import FORMAT_VERSION, UserError, writing
+from madaac_utils.files import FORMAT_VERSION, UserError, is_list_of, require_fits_task, writing
 
 # Activations that can be saved, and the names of their parameters
-ACTIVATIONS = {
-    **{
-        "LeakyReLU": ("negative_slope",),
-        "ELU": ("alpha",),
-        "Softplus": ("beta", "threshold"),
-        "GELU": ("approximate",),
-    },
-    **dict.fromkeys(("ReLU", "Tanh", "Sigmoid", "SiLU", "Mish", "Identity"), ()),
-}
-DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
+ACTIVATIONS = dict.fromkeys(("ReLU", "Tanh", "Sigmoid", "SiLU", "Mish", "Identity"), ())
+ACTIVATIONS |= {"LeakyReLU": ("negative_slope",), "ELU": ("alpha",), "GELU": ("approximate",)}
+ACTIVATIONS |= {"Softplus": ("beta", "threshold")}
 
 
-def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
-    """The list of layers and the tensors of a network; an error if the format has no word for one of its layers."""
+def describe(network: nn.Sequential, envs, kind: str, **header) -> tuple[dict[str, torch.Tensor], dict]:
+    """Tensors and header of a network; an error if the format has no word for one of its layers."""
     layers, tensors = [], {}
     for module in network:
         name = type(module).__name__
         parameters = dict(module.named_parameters())
         if parameters.keys() == {"weight", "bias"} and parameters["weight"].ndim > 1:  # not a normalisation
             number = len(tensors) // 2
-            tensors |= {f"{kind}_{number}": tensor.detach().cpu().clone() for kind, tensor in parameters.items()}
+            tensors |= {f"{part}_{number}": tensor.detach().cpu().clone() for part, tensor in parameters.items()}
             layers.append(["linear"])
         elif name in ACTIVATIONS:
             layers.append([name, *(getattr(module, parameter) for parameter in ACTIVATIONS[name])])
@@ -49,55 +44,62 @@ def describe(network: nn.Sequential) -> tuple[list, dict[str, torch.Tensor]]:
                 f"a layer of type {name} cannot be saved, because the file format has no description for it; use "
                 f"linear layers and {', '.join(ACTIVATIONS)}, or add the layer to madaac_utils/networks.py"
             )
-    return layers, tensors
+    return tensors, {"kind": kind, "layers": layers} | header | task_header(envs)
 
 
 class SavedNetwork:
     """A network rebuilt from its description. Inputs are [agents, batch, in] for stacks, [batch, in] otherwise."""
 
-    def __init__(self, layers: list, tensors: dict[str, torch.Tensor], origin: Path | str):
+    def __init__(self, layers: list, tensors: dict[str, torch.Tensor]):
         self.steps, number = [], 0
-        for layer in layers if isinstance(layers, list) else [None]:
-            kind, *values = layer if isinstance(layer, list) and layer else [None]
+        for kind, *values in layers:
             if kind == "linear":
-                try:
-                    weight, bias = tensors[f"weight_{number}"], tensors[f"bias_{number}"]
-                except KeyError as missing:
-                    raise UserError(f"{origin} has no {missing}, which its description names") from None
-                self.steps.append((weight, bias))
+                weight, bias = tensors[f"weight_{number}"], tensors[f"bias_{number}"]
+                if bias.ndim != (3 if weight.ndim == 3 else 1):  # it would be broadcast
+                    raise ValueError(f"bias_{number} has shape {list(bias.shape)}")
+                self.steps.append(functools.partial(linear, weight, bias))
                 number += 1
-            elif isinstance(kind, str) and kind in ACTIVATIONS and len(values) == len(ACTIVATIONS[kind]):
-                try:
-                    self.steps.append(getattr(nn, kind)(*values))
-                    self.steps[-1](torch.zeros(1))
-                except (TypeError, ValueError, RuntimeError):
-                    raise UserError(f"{origin} describes an activation that does not exist: {layer!r}") from None
             else:
-                raise UserError(f"{origin} describes a layer that this version does not know: {layer!r}")
-        self.linear = [step for step in self.steps if isinstance(step, tuple)]
-
-    def require_shapes(self, agents: int, size_in: int, size_out: int, stacked: bool, origin: Path | str) -> None:
-        """Raise an error unless the layers fit one another, their inputs and their outputs."""
-        size = size_in
-        for weight, bias in self.linear:
-            width = bias.shape[-1] if bias.ndim else 0
-            expected = ((agents, size, width), (agents, 1, width)) if stacked else ((width, size), (width,))
-            if (tuple(weight.shape), tuple(bias.shape)) != expected:
-                found = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
-                raise UserError(f"{origin}: weights and biases of shape {found} do not fit {size} inputs")
-            size = width
-        if size != size_out or not self.linear:
-            raise UserError(f"{origin}: the network has {size} outputs, expected {size_out}")
+                self.steps.append(getattr(nn, kind)(**dict(zip(ACTIVATIONS[kind], values, strict=True))))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         for step in self.steps:
-            if not isinstance(step, tuple):
-                x = step(x)
-            elif step[0].ndim == 3:
-                x = torch.baddbmm(step[1], x, step[0])
-            else:
-                x = F.linear(x, *step)
+            x = step(x)
         return x
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(bias, x, weight) if weight.ndim == 3 else F.linear(x, weight, bias)
+
+
+@contextlib.contextmanager
+def rebuilding(origin: Path | str):
+    """Turn whatever goes wrong while a network is rebuilt and tried out into one line about the file."""
+    try:
+        yield
+    except Exception as error:
+        line = str(error).split("\n")[0]
+        raise UserError(f"{origin} does not hold a network that fits its own header ({line})") from None
+
+
+@torch.no_grad()
+def require_same(described: Callable, in_memory: Callable, envs, description: str) -> None:
+    """Raise an error unless two functions of observations [agents, batch, widest] compute the same."""
+    generator = torch.Generator().manual_seed(0)  # so that the generator of the training is not touched
+    obs = torch.randn(len(envs.agents), 16, int(max(envs.obs_sizes)), generator=generator)
+    obs *= torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None]  # zero-padded
+    if not torch.allclose(described(obs), in_memory(obs).cpu(), rtol=1e-3, atol=1e-4, equal_nan=True):
+        raise UserError(f"the script computes something that {description} does not describe, so it cannot be saved")
+
+
+def task_header(envs) -> dict:
+    return {
+        "format_version": FORMAT_VERSION,
+        "env_id": envs.env_id,
+        "agents": list(envs.agents),
+        "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
+        "num_actions": np.asarray(envs.num_actions).tolist(),
+    }
 
 
 def save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, envs) -> None:
@@ -112,20 +114,10 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor], header: dict, env
 
 def digest(tensors: dict[str, torch.Tensor], header: dict) -> str:
     """A checksum of a header and its tensors."""
-    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    checksum = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].numpy().tobytes())
-    return found.hexdigest()
-
-
-def task_header(envs) -> dict:
-    return {
-        "format_version": FORMAT_VERSION,
-        "env_id": envs.env_id,
-        "agents": list(envs.agents),
-        "obs_sizes": np.asarray(envs.obs_sizes).tolist(),
-        "num_actions": np.asarray(envs.num_actions).tolist(),
-    }
+        checksum.update(name.encode() + tensors[name].numpy().tobytes())
+    return checksum.hexdigest()
 
 
 def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str, torch.Tensor], dict]:
@@ -142,34 +134,15 @@ def load_tensors(path: Path, kind: str, what: str, envs=None) -> tuple[dict[str,
         raise UserError(f"{path} is not a {what} of format version {FORMAT_VERSION}")
     if "sha256" in header and header.pop("sha256") != digest(tensors, header):  # older files do not have it
         raise UserError(f"{path} is damaged: its checksum is wrong")
-    counts = [header.get("obs_sizes"), header.get("num_actions")]
-    agents = header.get("agents")
-    named = isinstance(agents, list) and agents and all(isinstance(agent, str) for agent in agents)
-    sized = (
-        all(
-            isinstance(count, list)
-            and len(count) == len(agents)
-            and all(type(n) is int and 0 < n < 2**31 for n in count)
-            for count in counts
-        )
-        if named
-        else False
-    )
-    if not sized or not isinstance(header.get("env_id"), str):
+    valid = isinstance(header.get("env_id"), str) and is_list_of(str, header.get("agents"))
+    for name in ("obs_sizes", "num_actions"):
+        valid = valid and is_list_of(int, header.get(name)) and len(header[name]) == len(header["agents"])
+        valid = valid and 0 < min(header[name]) <= max(header[name]) < 2**20
+    if not valid:
         raise UserError(f"{path} is not a {what}: its header does not describe a task")
     for name, tensor in tensors.items():
         if tensor.dtype != torch.float32 or not tensor.isfinite().all():
             raise UserError(f"{path}: {name} contains numbers that are not finite or not of type float32")
     if envs is not None:
-        require_fit(path, header, envs)
+        require_fits_task(path, header, envs)
     return tensors, header
-
-
-def require_fit(path: Path, header: dict, envs) -> None:
-    """Raise an error unless the header is that of a file for this task."""
-    if task_name(header["env_id"]) != task_name(envs.env_id):
-        raise UserError(f"{path} is for another task: expected {envs.env_id}, found {header['env_id']}")
-    for name in ("agents", "obs_sizes", "num_actions"):
-        expected = np.asarray(getattr(envs, name)).tolist()
-        if header[name] != expected:
-            raise UserError(f"{path} does not fit the task: expected {name} {expected}, found {header[name]}")

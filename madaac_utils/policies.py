@@ -10,28 +10,31 @@ import numpy as np
 import torch
 
 from env_utils import Policy
-from madaac_utils.files import UserError
-from madaac_utils.networks import DEFAULT_LAYERS, SavedNetwork, describe, load_tensors, save_tensors
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, rebuilding, require_same
+
+# Of files that do not list their layers, such as the shipped experts
+DEFAULT_LAYERS = [["linear"], ["LeakyReLU", 0.01], ["linear"], ["LeakyReLU", 0.01], ["linear"]]
 
 
 class SavedPolicy:
-    """The policies of all agents, read from a file."""
+    """The policies of all agents, as a file describes them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
-        self.header, self.tensors = header, tensors
-        self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors, origin)
-        agents, widest = len(header["agents"]), max(header["obs_sizes"])
-        self.network.require_shapes(agents, widest, max(header["num_actions"]), stacked=True, origin=origin)
-        moments = [tensors[name] for name in ("obs_mean", "obs_var") if name in tensors]
-        if moments and ([x.shape for x in moments] != 2 * [(agents, widest)] or (moments[-1] < 0).any()):
-            raise UserError(f"{origin}: obs_mean and obs_var must be means and variances [{agents}, {widest}]")
-        self.missing = torch.arange(max(header["num_actions"])) >= torch.tensor(header["num_actions"])[:, None, None]
+        self.header, self.tensors, num_actions = header, tensors, torch.tensor(header["num_actions"])
+        self.missing = torch.arange(num_actions.max()) >= num_actions[:, None, None]  # [agents, 1, widest action]
+        with rebuilding(origin):
+            self.network = SavedNetwork(header.get("layers", DEFAULT_LAYERS), tensors)
+            logits = self.logits(torch.zeros(2, len(header["agents"]), max(header["obs_sizes"])))
+            if logits[0].shape != self.missing[:, 0].shape:
+                raise ValueError(f"the network has outputs of shape {list(logits.shape)}")
+            if "obs_var" in tensors and (tensors["obs_var"] < 0).any():
+                raise ValueError("a variance is negative")
 
     @torch.no_grad()
     def logits(self, obs: np.ndarray | torch.Tensor) -> torch.Tensor:
         """[B, agents, widest observation] -> [B, agents, widest action]; -inf for actions that an agent lacks."""
         x = torch.as_tensor(obs).transpose(0, 1)  # [agents, B, widest]
-        if "obs_mean" in self.tensors:
+        if self.tensors.keys() & {"obs_mean", "obs_var"}:
             x = (x - self.tensors["obs_mean"][:, None]) / (self.tensors["obs_var"][:, None] + 1e-8).sqrt()
             x = x.clamp(-10, 10)
         return self.network(x).masked_fill(self.missing, -torch.inf).transpose(0, 1)
@@ -52,42 +55,30 @@ class SavedPolicy:
         return act
 
 
-def policy_tensors(policies, normalizer=None) -> tuple[dict[str, torch.Tensor], dict]:
-    """Tensors and header of a script's policies; `normalizer` has the mean and var of observations, if any."""
-    layers, tensors = describe(policies.network)
+def describe_policy(policies, envs, normalizer=None) -> SavedPolicy:
+    """A script's policies as a file holds them; `normalizer` has the mean and var of observations, if any.
+
+    An error is raised if the description does not compute what the policies compute.
+    """
+    tensors, header = describe(policies.network, envs, kind="stacked_mlp_policy")
     if normalizer is not None:
         tensors |= {"obs_mean": normalizer.mean.float().cpu(), "obs_var": normalizer.var.float().cpu()}
-    return tensors, {"kind": "stacked_mlp_policy", "layers": layers}
+    policy = SavedPolicy(tensors, header, "the policy")
+    device = next(policies.parameters()).device
 
+    def in_memory(obs: torch.Tensor) -> torch.Tensor:
+        x = obs.to(device)
+        if normalizer is not None:
+            x = normalizer.normalized(x).clamp(-10, 10)
+        return policies(x).log_softmax(-1).cpu().masked_fill(policy.missing, 0)
 
-def save_policy(path: Path, tensors: dict[str, torch.Tensor], header: dict, envs) -> None:
-    save_tensors(path, tensors, header, envs)
+    def described(obs: torch.Tensor) -> torch.Tensor:
+        return policy.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1).masked_fill(policy.missing, 0)
+
+    require_same(described, in_memory, envs, "`network`, the nn.Sequential of the policies,")
+    return policy
 
 
 def load_policy(path: Path, envs=None) -> SavedPolicy:
     """Rebuild a policy from its file. With `envs`, it must fit that task."""
     return SavedPolicy(*load_tensors(path, "stacked_mlp_policy", "policy", envs), path)
-
-
-@torch.no_grad()
-def require_same_policy(saved: SavedPolicy, policies, envs, normalizer=None) -> None:
-    """Raise an error unless the policy on disk computes what the network in memory computes."""
-    device = next(policies.parameters()).device
-    obs = random_observations(envs)
-    x = obs.to(device)
-    if normalizer is not None:
-        x = normalizer.normalized(x).clamp(-10, 10)
-    expected = policies(x).log_softmax(-1).cpu()
-    found = saved.logits(obs.transpose(0, 1)).log_softmax(-1).transpose(0, 1)
-    exists = ~saved.missing.expand_as(found)
-    if not torch.allclose(found[exists], expected[exists], rtol=1e-3, atol=1e-4, equal_nan=True):
-        raise UserError(
-            "the policy read back from its file differs from the one in memory: the script's Policies compute "
-            "something that `network`, their nn.Sequential, does not describe"
-        )
-
-
-def random_observations(envs, batch: int = 16) -> torch.Tensor:
-    """Normally distributed observations [agents, batch, widest], zero-padded. Does not touch torch's generator."""
-    obs = torch.randn(len(envs.agents), batch, int(max(envs.obs_sizes)), generator=torch.Generator().manual_seed(0))
-    return obs * (torch.arange(obs.shape[-1]) < torch.as_tensor(envs.obs_sizes)[:, None, None])

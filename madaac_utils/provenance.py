@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from madaac_utils.demos import demos_path
-from madaac_utils.files import ROOT, UserError, sha256, write_json
+from madaac_utils.files import ROOT, UserError, read_config, sha256, write_json
 
 
 def make_run_folder(args, script: Path) -> Path:
@@ -34,16 +34,26 @@ def make_run_folder(args, script: Path) -> Path:
     return folder
 
 
+def update_config(folder: Path, args, script: Path, step: int) -> None:
+    """Write the arguments of a resumed run, and after which step its script has changed."""
+    config = read_config(folder)
+    if config.get("script_sha256") != sha256(script):  # --resume-changed
+        before = {name: config.get(name) for name in ("script_sha256", "commit")}
+        config["changed"] = [*config.get("changed", []), {"step": step, **before}]
+        config |= {"script_sha256": sha256(script), "commit": commit(script)}
+    write_json(folder / "config.json", config | {"args": asdict(args)})
+
+
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("torch", "numpy", "mpe2", "pettingzoo"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def commit(script: Path) -> str:
-    """The commit of this code, with + if tracked files or the script itself differ from it.
+    """The commit of this code, with + if tracked files differ from it or if the script is no part of it.
 
     The environment variable MADAAC_COMMIT names it for a copy of the code that is not a git checkout.
     """
@@ -56,8 +66,8 @@ def commit(script: Path) -> str:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no") or not script.is_relative_to(ROOT)
-        changed = changed or git("status", "--porcelain", "--untracked-files=all", "--", str(script))
-        return git("rev-parse", "HEAD") + ("+" if changed else "")
+        is_tracked = script.is_relative_to(ROOT) and git("ls-files", str(script))
+        name = git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
+        return name if is_tracked else name.removesuffix("+") + "+"
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -5,6 +5,7 @@ env = learned_reward_env("runs/...", scale=0.1)  # a PettingZoo parallel environ
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -13,9 +14,8 @@ from pettingzoo import ParallelEnv
 from pettingzoo.utils import BaseParallelWrapper
 
 from env_utils import make_envs, pad, require_known_task, task_name
-from madaac_utils.files import UserError
-from madaac_utils.networks import SavedNetwork, describe, load_tensors, save_tensors
-from madaac_utils.policies import random_observations
+from madaac_utils.files import UserError, require_fits_task
+from madaac_utils.networks import SavedNetwork, describe, load_tensors, rebuilding, require_same, save_tensors
 from particle_envs import ParticleParallelEnv, ParticleTask, parallel_env
 
 REWARD_FORMS = {
@@ -31,19 +31,14 @@ class LearnedReward:
     """A recovered reward that nothing trains any further."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
-        self.header, self.agents, self.env_id = header, header["agents"], header["env_id"]
-        self.joint, self.sees_actions = header.get("joint"), header.get("sees_actions")
-        if not isinstance(self.joint, bool) or not isinstance(self.sees_actions, bool):
-            raise UserError(f"{origin}: its header must say whether the reward is joint and whether it sees actions")
-        form = header.get("form")
-        if not isinstance(form, str) or form not in REWARD_FORMS:
-            raise UserError(f"{origin}: unknown form of reward {form!r}; known: {', '.join(REWARD_FORMS)}")
-        self.num_actions, self.widest_action = torch.tensor(header["num_actions"]), max(header["num_actions"])
-        self.widest_obs = max(header["obs_sizes"])
-        size, agents = self.widest_obs + self.sees_actions * self.widest_action, len(self.agents)
-        self.network = SavedNetwork(header.get("layers"), tensors, origin)
-        sizes = (agents * size, agents) if self.joint else (size, 1)
-        self.network.require_shapes(agents, *sizes, stacked=not self.joint, origin=origin)
+        self.tensors, self.header, self.agents, self.env_id = tensors, header, header["agents"], header["env_id"]
+        self.num_actions, self.widest_obs = torch.tensor(header["num_actions"]), max(header["obs_sizes"])
+        with rebuilding(origin):
+            self.joint, self.sees_actions, self.form = header["joint"], header["sees_actions"], header["form"]
+            self.network = SavedNetwork(header["layers"], tensors)
+            rewards = self(torch.zeros(2, len(self.agents), self.widest_obs), torch.zeros(2, len(self.agents)))
+            if rewards.shape != (2, len(self.agents)):
+                raise ValueError(f"rewards of shape {rewards.shape}")
 
     @torch.no_grad()
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
@@ -57,48 +52,45 @@ class LearnedReward:
             agent = self.agents[int(outside.any(0).nonzero()[0])]
             raise UserError(f"{agent} has no action {actions[outside][0].item()}")
         if self.sees_actions:
-            x = torch.cat([x, F.one_hot(actions.long(), self.widest_action).to(x.dtype)], -1)
+            x = torch.cat([x, F.one_hot(actions.long(), int(self.num_actions.max())).to(x.dtype)], -1)
         x = self.network(x.flatten(1)) if self.joint else self.network(x.transpose(0, 1))[..., 0].T
-        return REWARD_FORMS[self.header["form"]](x).numpy()
+        return REWARD_FORMS[self.form](x).numpy()
 
 
-def reward_tensors(discriminators) -> tuple[dict[str, torch.Tensor], dict]:
-    """Tensors and header of what discriminators pay: `reward_network`, `reward_form`, `joint` and `sees_actions`."""
-    layers, tensors = describe(discriminators.reward_network)
-    header = {"kind": "reward", "layers": layers, "form": discriminators.reward_form}
-    return tensors, header | {"joint": discriminators.joint, "sees_actions": discriminators.sees_actions}
+def describe_reward(discriminators, envs) -> LearnedReward:
+    """What discriminators pay, as a file holds it: `reward_network`, `reward_form`, `joint` and `sees_actions`.
+
+    An error is raised if the description does not compute what the discriminators compute.
+    """
+    options = {"form": discriminators.reward_form, "joint": discriminators.joint}
+    options["sees_actions"] = discriminators.sees_actions
+    tensors, header = describe(discriminators.reward_network, envs, kind="reward", **options)
+    reward = LearnedReward(tensors, header, "the reward")
+    device = next(discriminators.parameters()).device
+    actions = torch.arange(16) % torch.as_tensor(envs.num_actions)[:, None]  # [agents, batch]
+    require_same(
+        lambda obs: torch.as_tensor(reward(obs.transpose(0, 1), actions.T)).T,
+        lambda obs: discriminators.reward(obs.to(device), actions.to(device)),
+        envs,
+        "`reward_network`, an nn.Sequential, with `reward_form`",
+    )
+    return reward
 
 
 def save_reward(path: Path, discriminators, envs) -> None:
-    save_tensors(path, *reward_tensors(discriminators), envs)
+    reward = describe_reward(discriminators, envs)
+    save_tensors(path, reward.tensors, reward.header, envs)
 
 
 def learned_reward(run: str | Path, envs=None) -> LearnedReward:
     """The reward that a run recovered, as a function of batches. With `envs`, it must fit that task."""
-    path = Path(run)
-    if not path.exists():
-        raise UserError(f"there is no run at {path}")
-    path = path / "reward.safetensors" if path.is_dir() else path
-    if not path.is_file():
+    path = Path(run) / "reward.safetensors" if Path(run).is_dir() else Path(run)
+    if path.parent.is_dir() and path.name == "reward.safetensors" and not path.is_file():
         raise UserError(
             f"{path.parent} has no reward.safetensors. Runs of madaac_discrete.py, mairl_mack.py and magail_mack.py "
             f"have one; experts, cloned policies and retrained policies do not"
         )
     return LearnedReward(*load_tensors(path, "reward", "recovered reward", envs), path)
-
-
-@torch.no_grad()
-def require_same_reward(saved: LearnedReward, discriminators, envs) -> None:
-    """Raise an error unless the reward on disk computes what the discriminators in memory compute."""
-    device = next(discriminators.parameters()).device
-    obs = random_observations(envs)
-    actions = torch.arange(obs.shape[1]) % torch.as_tensor(envs.num_actions)[:, None]  # [agents, batch]
-    expected = discriminators.reward(obs.to(device), actions.to(device)).cpu()
-    if not torch.allclose(torch.as_tensor(saved(obs.transpose(0, 1), actions.T)).T, expected, rtol=1e-3, atol=1e-4):
-        raise UserError(
-            "the reward read back from its file differs from the one in memory: the script's discriminators compute "
-            "something that `reward_network`, their nn.Sequential, and `reward_form` do not describe"
-        )
 
 
 def learned_reward_env(run: str | Path, env: ParallelEnv | None = None, scale: float = 1.0) -> "LearnedRewardEnv":
@@ -116,19 +108,17 @@ class LearnedRewardEnv(BaseParallelWrapper):
 
     def __init__(self, env: ParallelEnv, reward: LearnedReward, scale: float = 1.0):
         super().__init__(env)
-        if list(env.possible_agents) != list(reward.agents):
-            raise UserError(f"the reward is for agents {reward.agents}, but the environment has {env.possible_agents}")
-        sizes = [int(np.prod(env.observation_space(agent).shape)) for agent in reward.agents]
-        numbers = [int(env.action_space(agent).n) for agent in reward.agents]
-        for name, found in (("obs_sizes", sizes), ("num_actions", numbers)):
-            if found != reward.header[name]:
-                raise UserError(f"the reward is for {name} {reward.header[name]}, but the environment has {found}")
-        inner = env.unwrapped
-        if isinstance(inner, ParticleParallelEnv) and inner.metadata["name"] != task_name(reward.env_id):
-            raise UserError(f"the reward is for {reward.env_id}, but the environment is {inner.metadata['name']}")
+        inner, agents = env.unwrapped, list(env.possible_agents)
+        task = SimpleNamespace(
+            env_id=inner.metadata["name"] if isinstance(inner, ParticleParallelEnv) else reward.env_id,
+            agents=agents,
+            obs_sizes=[int(np.prod(env.observation_space(agent).shape)) for agent in agents],
+            num_actions=[int(env.action_space(agent).n) for agent in agents],
+        )
+        require_fits_task("the reward", reward.header, task)
         self.reward, self.scale = reward, scale
         self._obs = None  # what the agents saw before the next step, [agents, widest]
-        self._first_action = np.array([int(env.action_space(agent).start) for agent in reward.agents])
+        self._first_action = np.array([int(env.action_space(agent).start) for agent in agents])
 
     def _remember(self, observations: dict) -> None:
         if observations.keys() >= set(self.reward.agents):  # some environments return nothing at the end

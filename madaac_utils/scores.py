@@ -22,6 +22,13 @@ def normalized_score_similarity(score: np.ndarray, expert: np.ndarray, random: n
     return (np.asarray(score) - random) / np.where(gap == 0, np.nan, gap)
 
 
+def too_close(references: dict[str, Reference]) -> np.ndarray:
+    """[agents]: whether expert and random scores are so close that NSS divides by next to nothing."""
+    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
+    apart = np.abs(expert - random) >= 3 * np.hypot(expert_half, random_half)  # False for nan
+    return ~(apart & (expert != random))
+
+
 def judged_agents(references: dict[str, Reference]) -> np.ndarray:
     """[agents]: which agents count in the mean NSS. Those whose NSS means nothing are left out if others remain."""
     close = too_close(references)
@@ -35,8 +42,17 @@ def mean_nss(score: np.ndarray, references: dict[str, Reference]) -> float:
     return float(np.nanmean(nss)) if not np.isnan(nss).all() else float("nan")
 
 
-def nss_with_interval(returns: np.ndarray, references: dict[str, Reference]) -> dict:
-    """NSS per agent and of their mean with half widths of 95 % intervals; returns [episodes, agents].
+def scores_with_intervals(returns: np.ndarray) -> dict:
+    """Score per agent and of their mean with half widths of 95 % intervals, as plain numbers; [episodes, agents]."""
+    score, half = mean_and_interval(returns)
+    # The agents of one episode are not independent: the interval of their mean is that of the means of episodes.
+    (mean,), (mean_half,) = mean_and_interval(returns.mean(1, keepdims=True))
+    scores = {"score": score.tolist(), "interval_95": half.tolist()}
+    return scores | {"score_mean": float(mean), "score_mean_interval_95": float(mean_half)}
+
+
+def nss_with_intervals(returns: np.ndarray, references: dict[str, Reference]) -> dict:
+    """NSS per agent and of their mean with half widths of 95 % intervals, as plain numbers; returns [episodes, agents].
 
     The scores of learner, expert and random play all have errors. To first order, with d = E - R, they contribute
     A's error / d, NSS times E's error / d and (1 - NSS) times R's error / d. The agents of one episode are not
@@ -48,13 +64,13 @@ def nss_with_interval(returns: np.ndarray, references: dict[str, Reference]) -> 
     nss, learner_half = mean_and_interval(by_episode)
     gap = np.where(np.isnan(nss), np.nan, np.abs(expert - random))  # an agent without a gap or an expert has no NSS
     reference_half = np.hypot(nss * expert_half, (1 - nss) * random_half) / gap
-    found = {"nss": nss, "interval": np.hypot(learner_half, reference_half), "mean": np.nan, "mean_interval": np.nan}
+    mean = mean_half = np.nan
     judged = judged_agents(references) & ~np.isnan(nss)
     if judged.any():
-        mean, mean_half = mean_and_interval(by_episode[:, judged].mean(1, keepdims=True))
-        found["mean"] = float(mean[0])
-        found["mean_interval"] = float(np.hypot(mean_half[0], reference_half[judged].mean()))
-    return found
+        (mean,), (learner_mean_half,) = mean_and_interval(by_episode[:, judged].mean(1, keepdims=True))
+        mean_half = np.hypot(learner_mean_half, reference_half[judged].mean())
+    by_agent = {"nss": nss.tolist(), "nss_interval_95": np.hypot(learner_half, reference_half).tolist()}
+    return by_agent | {"nss_mean": float(mean), "nss_mean_interval_95": float(mean_half)}
 
 
 def paired_nss(returns: np.ndarray, expert: np.ndarray, random: np.ndarray) -> dict:
@@ -67,29 +83,24 @@ def paired_nss(returns: np.ndarray, expert: np.ndarray, random: np.ndarray) -> d
     gap = np.where(gap == 0, np.nan, gap)
     nss = (returns - random).mean(0) / gap
     errors = (returns - random - nss * (expert - random)) / gap  # [episodes, agents]
+    by_agent = {"nss": nss.tolist(), "nss_interval_95": mean_and_interval(errors)[1].tolist()}
     # Each agent has its own zero (random play in its place among experts), so a mean over agents has no meaning.
-    return {"nss": nss, "interval": mean_and_interval(errors)[1], "mean": np.nan, "mean_interval": np.nan}
-
-
-def too_close(references: dict[str, Reference]) -> np.ndarray:
-    """[agents]: whether expert and random scores are so close that NSS divides by next to nothing."""
-    (expert, expert_half), (random, random_half) = references["expert"], references["random"]
-    apart = np.abs(expert - random) >= 3 * np.hypot(expert_half, random_half)  # False for nan
-    return ~(apart & (expert != random))
-
-
-def below_random(references: dict[str, Reference]) -> np.ndarray:
-    """[agents]: whether the expert scores less than random play, as it can where agents compete."""
-    return references["expert"][0] < references["random"][0]
+    return by_agent | {"nss_mean": np.nan, "nss_mean_interval_95": np.nan}
 
 
 def reference_warnings(agents: list[str], references: dict[str, Reference]) -> dict[str, str]:
     """By agent: why its NSS says little. An agent without an expert's score has no NSS to warn about."""
     warnings = {}
-    unknown = np.isnan(references["expert"][0])
-    for agent, close, below in zip(agents, too_close(references) & ~unknown, below_random(references)):
+    expert, random = references["expert"][0], references["random"][0]
+    for agent, close, below in zip(agents, too_close(references) & ~np.isnan(expert), expert < random):
         if close:
             warnings[agent] = "expert and random scores are too close for its NSS to mean much"
         elif below:
             warnings[agent] = "its expert scores less than random play, so its NSS says more about the other agents"
     return warnings
+
+
+def by_agent(agents: list[str], scores: dict) -> dict[str, dict[str, float]]:
+    """The scores of scores_with_intervals, as the files hold them."""
+    columns = zip(agents, scores["score"], scores["interval_95"])
+    return {agent: {"mean": mean, "interval_95": half} for agent, mean, half in columns}

@@ -14,7 +14,7 @@ VALUES = ["score", "paper's score", "NSS", "paper's NSS"]
 PLACE = ["task", "demonstrations", "discriminator", "algorithm"]
 CELLS = (
     f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py` and a fifth of the paper's episodes; *MA-DAAC, "
+    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py` and 10,000 episodes; *MA-DAAC, "
     "paper's settings* has one update of 1,000 transitions per 100 steps and all of the paper's episodes; *BC* is "
     "behavioural cloning, which needs no episodes."
 )

@@ -117,7 +117,7 @@ def metadata(**changes):
         ({"obs_speaker_0": np.full((6, 26, 3), 1e300)}, "obs_speaker_0"),
         ({"obs_speaker_0": np.full((6, 26, 3), np.inf)}, "obs_speaker_0"),
         ({"obs_speaker_0": np.zeros((6, 25, 3))}, "obs_speaker_0"),
-        ({"obs_listener_0": np.zeros((6, 26, 10))}, "observation sizes"),
+        ({"obs_listener_0": np.zeros((6, 26, 10))}, "obs_sizes"),
         ({"rewards": None}, "rewards"),
         ({"rewards": np.zeros((6, 25, 2), complex)}, "rewards"),
         ({"rewards": np.zeros((6, 24, 2))}, "rewards"),

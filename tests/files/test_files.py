@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_require_writable_leaves_nothing(tmp_path):
     require_writable(tmp_path)
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="/proc/nowhere"):
-        require_writable("/proc/nowhere")
+        require_writable(Path("/proc/nowhere"))
 
 
 def test_json_comes_back_and_has_no_words_that_other_readers_refuse(tmp_path):

@@ -14,7 +14,7 @@ import madaac_discrete
 from env_utils import make_envs
 from madaac_utils.files import UserError
 from madaac_utils.networks import ACTIVATIONS, SavedNetwork, describe, load_tensors, save_tensors
-from madaac_utils.policies import SavedPolicy, load_policy, policy_tensors, require_same_policy, save_policy
+from madaac_utils.policies import describe_policy, load_policy
 from tests.damage import flip_bit
 
 TASK = "cooperative_communication"
@@ -42,8 +42,13 @@ class Normalizer:
 
 @pytest.fixture
 def path(envs, policies, tmp_path):
-    save_policy(tmp_path / "policy.safetensors", *policy_tensors(policies, Normalizer), envs)
+    save(tmp_path / "policy.safetensors", policies, envs)
     return tmp_path / "policy.safetensors"
+
+
+def save(path, policies, envs):
+    policy = describe_policy(policies, envs, Normalizer())
+    save_tensors(path, policy.tensors, policy.header, envs)
 
 
 def test_a_policy_is_rebuilt_from_its_file_alone(path, envs, policies):
@@ -57,7 +62,6 @@ def test_a_policy_is_rebuilt_from_its_file_alone(path, envs, policies):
         torch.testing.assert_close(policy.logits(obs)[:, i, :n], x[:, :n].detach(), atol=1e-4, rtol=1e-4)
         assert (policy.logits(obs)[:, i, n:] == -torch.inf).all()
         assert np.array_equal(policy.greedy(obs)[:, i], x[:, :n].argmax(-1))
-    require_same_policy(policy, policies, envs, Normalizer())
 
 
 def test_a_stochastic_policy_draws_by_the_probabilities_and_repeats_with_its_seed(path, envs):
@@ -70,24 +74,22 @@ def test_a_stochastic_policy_draws_by_the_probabilities_and_repeats_with_its_see
 
 
 def test_equal_policies_are_equal_files(envs, policies, path, tmp_path):
-    save_policy(tmp_path / "again", *policy_tensors(policies, Normalizer), envs)
+    save(tmp_path / "again", policies, envs)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_every_activation_survives_with_its_parameters(name):
+def test_every_activation_survives_with_its_parameters(name, envs):
     parameters = {"negative_slope": 0.2, "alpha": 0.7, "beta": 3.0, "threshold": 2.0, "approximate": "tanh"}
     network = nn.Sequential(nn.Linear(3, 4), getattr(nn, name)(**{key: parameters[key] for key in ACTIVATIONS[name]}))
-    layers, tensors = describe(network)
+    tensors, header = describe(network, envs, "network")
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(SavedNetwork(json.loads(json.dumps(layers)), tensors, "a file")(x), network(x))
+    rebuilt = SavedNetwork(json.loads(json.dumps(header["layers"])), tensors)
+    torch.testing.assert_close(rebuilt(x), network(x))
 
 
 def test_a_policy_that_computes_more_than_its_network_is_noticed(envs, policies):
-    tensors, header = policy_tensors(policies)
-    sizes = {"agents": envs.agents, "obs_sizes": [3, 11], "num_actions": [3, 5]}
-    saved = SavedPolicy(tensors, header | sizes, "a file")
-    require_same_policy(saved, policies, envs)
+    describe_policy(policies, envs)
 
     class Other(type(policies)):
         def forward(self, obs):
@@ -95,7 +97,7 @@ def test_a_policy_that_computes_more_than_its_network_is_noticed(envs, policies)
 
     policies.__class__ = Other
     with pytest.raises(UserError):
-        require_same_policy(saved, policies, envs)
+        describe_policy(policies, envs)
 
 
 def test_a_missing_foreign_or_truncated_file_is_refused(path, envs, tmp_path):

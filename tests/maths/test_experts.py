@@ -7,8 +7,9 @@ import pytest
 
 from env_utils import make_envs
 from madaac_utils.demos import RANDOM_SEED
-from madaac_utils.evaluation import EVALUATION_SEED, describe_scores
+from madaac_utils.evaluation import EVALUATION_SEED
 from madaac_utils.experts import RECORDING_SEED, SELECTION_SEED, agents_compete
+from madaac_utils.scores import scores_with_intervals
 
 COMPETITIVE = ("keep_away", "simple_tag", "simple_adversary", "simple_push")
 COOPERATIVE = ("cooperative_navigation", "rover_tower_8", "rover_tower_16", "simple_spread")
@@ -33,8 +34,7 @@ def test_the_mean_over_agents_has_the_interval_of_episodes():
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(40, 1))
     returns = shared + 0.5 * rng.normal(size=(40, 3))
-    nss = {"nss": np.zeros(3), "interval": np.zeros(3), "mean": 0.0, "mean_interval": 0.0}
-    found = describe_scores(returns, nss)
+    found = scores_with_intervals(returns)
     by_episode = returns.mean(1)
     assert found["score_mean"] == pytest.approx(by_episode.mean())
     assert found["score_mean_interval_95"] == pytest.approx(1.96 * by_episode.std(ddof=1) / math.sqrt(40))

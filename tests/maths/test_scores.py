@@ -9,10 +9,9 @@ from env_utils import make_envs, play_episodes, random_actions
 from madaac_utils.evaluation import EVALUATION_SEED, among_experts, load_expert, score_policy
 from madaac_utils.files import EXPERTS, UserError, write_json
 from madaac_utils.scores import (
-    below_random,
     judged_agents,
     mean_nss,
-    nss_with_interval,
+    nss_with_intervals,
     paired_nss,
     reference_warnings,
     too_close,
@@ -28,7 +27,7 @@ REFERENCES = {
 def test_nss_and_its_interval_equal_plain_formulas():
     rng = np.random.default_rng(0)
     returns = rng.normal([-50.0, 3.0], [5.0, 1.0], size=(400, 2))
-    found = nss_with_interval(returns, REFERENCES)
+    found = nss_with_intervals(returns, REFERENCES)
     for i in range(2):
         expert, random = REFERENCES["expert"][0][i], REFERENCES["random"][0][i]
         score = returns[:, i].mean()
@@ -36,7 +35,7 @@ def test_nss_and_its_interval_equal_plain_formulas():
         # The interval of a ratio of independent normal scores, by simulation
         halves = 1.96 * returns[:, i].std(ddof=1) / 20, REFERENCES["expert"][1][i], REFERENCES["random"][1][i]
         a, e, r = (rng.normal(mean, half / 1.96, 200_000) for mean, half in zip((score, expert, random), halves))
-        assert found["interval"][i] == pytest.approx(1.96 * ((a - r) / (e - r)).std(), rel=0.03)
+        assert found["nss_interval_95"][i] == pytest.approx(1.96 * ((a - r) / (e - r)).std(), rel=0.03)
 
 
 def test_the_interval_of_the_mean_treats_agents_as_dependent():
@@ -44,12 +43,12 @@ def test_the_interval_of_the_mean_treats_agents_as_dependent():
     rng = np.random.default_rng(0)
     returns = np.array([-50.0, 3.0]) + rng.normal(size=(400, 1)) * [5.0, 1.0] + rng.normal(size=(400, 2)) * [2.0, 0.1]
     returns += np.array([-50.0, 3.0]) - returns.mean(0)
-    found = nss_with_interval(returns, REFERENCES)
-    assert found["mean"] == pytest.approx(0.75)
+    found = nss_with_intervals(returns, REFERENCES)
+    assert found["nss_mean"] == pytest.approx(0.75)
     scores = rng.multivariate_normal(returns.mean(0), np.cov(returns.T) / 400, 200_000)
     expert, random = (mean + half / 1.96 * rng.normal(size=(200_000, 1)) for mean, half in REFERENCES.values())
     simulated = ((scores - random) / (expert - random)).mean(1)
-    assert found["mean_interval"] == pytest.approx(1.96 * simulated.std(), rel=0.03)
+    assert found["nss_mean_interval_95"] == pytest.approx(1.96 * simulated.std(), rel=0.03)
 
 
 def test_paired_nss_and_its_interval_equal_a_bootstrap_over_episodes():
@@ -61,16 +60,16 @@ def test_paired_nss_and_its_interval_equal_a_bootstrap_over_episodes():
     a, e, r = (returns[rows].mean(1) for returns in (learner, expert, random))  # [20,000, agents]
     assert found["nss"] == pytest.approx((learner.mean(0) - random.mean(0)) / (expert.mean(0) - random.mean(0)))
     assert found["nss"] == pytest.approx([0.7, 0.8], abs=0.03)
-    assert found["interval"] == pytest.approx(1.96 * ((a - r) / (e - r)).std(0), rel=0.05)
+    assert found["nss_interval_95"] == pytest.approx(1.96 * ((a - r) / (e - r)).std(0), rel=0.05)
     assert np.isnan(paired_nss(learner, random, random)["nss"]).all()
 
 
 def test_an_agent_whose_expert_equals_random_play_has_no_nss_and_the_mean_leaves_it_out(tmp_path):
     references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.1)), "random": (np.array([1.0, 0.0]), np.full(2, 0.1))}
-    found = nss_with_interval(np.array([[1.0, 2.0], [1.0, 3.0]]), references)
+    found = nss_with_intervals(np.array([[1.0, 2.0], [1.0, 3.0]]), references)
     assert np.isnan(found["nss"][0])
-    assert found["mean"] == pytest.approx(0.5) == mean_nss(np.array([1.0, 2.5]), references)
-    write_json(tmp_path / "x.json", {"nss": found["nss"].tolist()})
+    assert found["nss_mean"] == pytest.approx(0.5) == mean_nss(np.array([1.0, 2.5]), references)
+    write_json(tmp_path / "x.json", {"nss": found["nss"]})
     assert json.loads((tmp_path / "x.json").read_text()) == {"nss": [None, 0.5]}
 
 
@@ -86,7 +85,6 @@ def test_the_mean_leaves_out_agents_that_it_cannot_judge_unless_none_would_remai
 
 def test_an_expert_below_random_play_is_judged_but_gets_a_warning():
     references = {"expert": (np.array([1.0, 5.0]), np.full(2, 0.1)), "random": (np.array([9.0, 0.0]), np.full(2, 0.1))}
-    assert below_random(references).tolist() == [True, False]
     assert reference_warnings(["pusher", "reacher"], references).keys() == {"pusher"}
     assert judged_agents(references).all()
 

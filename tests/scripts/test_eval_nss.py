@@ -12,7 +12,8 @@ from bc_discrete import Policies
 from env_utils import make_envs
 from madaac_utils import demos, video
 from madaac_utils.files import EXPERTS
-from madaac_utils.policies import load_policy, policy_tensors, save_policy
+from madaac_utils.networks import save_tensors
+from madaac_utils.policies import describe_policy, load_policy
 from tests.small_runs import make_run, run_script
 
 TASK = "cooperative_communication"
@@ -150,7 +151,8 @@ def test_a_task_that_a_file_names_is_not_imported_unless_the_user_names_it(
     envs = make_envs("simple_reference", 1)
     envs.env_id = "package.mine"
     run = write_run(tmp_path / "run", env_id="package.mine")
-    save_policy(run / "policy.safetensors", *policy_tensors(Policies(envs, 16)), envs)
+    policy = describe_policy(Policies(envs, 16), envs)
+    save_tensors(run / "policy.safetensors", policy.tensors, policy.header, envs)
     assert run_script("eval_nss.py", run, "--episodes", 2) == 2
     assert "imported" not in capsys.readouterr().out
     assert run_script("eval_nss.py", run, "--episodes", 2, "--env-id", "simple_reference") == 2
@@ -203,7 +205,7 @@ def test_a_mistake_ends_in_one_line(arguments, tmp_path, capsys):
     write_run(tmp_path / "NO_DEMOS", demos="nowhere.npz")
     policy = load_policy(EXPERTS / TASK / "policy.safetensors")
     tensors = {name: tensor for name, tensor in policy.tensors.items() if name != "bias_1"}
-    save_policy(tmp_path / "NO_BIAS/policy.safetensors", tensors, policy.header, make_envs(TASK, 1))
+    save_tensors(tmp_path / "NO_BIAS/policy.safetensors", tensors, policy.header, make_envs(TASK, 1))
     shutil.copy(EXPERTS / TASK / "policy.safetensors", tmp_path / "BAD_CARD")
     (tmp_path / "BAD_CARD/card.json").write_text(json.dumps({"env_id": TASK}))
     folders = {path.name: path for path in tmp_path.iterdir()} | {"EXPERT": EXPERTS / TASK}

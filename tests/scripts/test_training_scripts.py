@@ -97,6 +97,16 @@ def test_a_run_writes_everything(runs, name):
     assert len(events.Scalars("losses/policy")) >= 5
 
 
+def test_a_run_names_the_commands_that_come_next(runs):
+    """In keep_away agents compete, in cooperative_communication they do not."""
+    for task in ("keep_away", TASK):
+        folder = runs.new_folder()
+        ended = run(*runs.words("mairl_mack", folder, **{"env-id": task}))
+        for command in ("plot.py RUN", "eval_nss.py RUN --video video.mp4", "retrain.py RUN"):
+            assert f"python {command}".replace("RUN", str(run_folder(folder))) in ended.out
+        assert ("--among-experts" in ended.out) == (task == "keep_away")
+
+
 @every_script
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(runs, name):
     first = results(runs.finished(name))
