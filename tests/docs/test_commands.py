@@ -35,8 +35,8 @@ NOT_RUN = {
     "ray start": "starts a cluster",
     "python -m reproduce run --seeds 1-10 --launcher ray": "needs a cluster; tests/reproduce starts one",
 }
-# Words of commands that take more than a few seconds even when they are small
-SLOW = ("simple_reference", "-m reproduce run", "-m reproduce report", "studies/")
+# Blocks with these words take more than a few seconds even with small budgets
+SLOW = ("simple_reference", "-m reproduce run", "studies/")
 
 BUDGET = {name: value for name, value in COMMON.items() if name != "seed"}  # the seed is part of a run folder's name
 OPTIONS = {case.script: BUDGET | case.options for case in CASES.values()}
@@ -48,16 +48,14 @@ OPTIONS["eval_nss.py"] = {"episodes": 4}
 OPTIONS["reproduce"] = {"scale": "smoke", "runs": "runs/reproduce"}
 
 
-def snippets(page: Path) -> list[str]:
+def snippets(page: Path, slow: bool | None = None) -> list[str]:
     """The commands and the Python blocks of a page in their order; a Python block ends with a line break."""
     found = []
     for kind, text in BLOCK.findall(page.read_text()):
-        found += [text] if kind == "python" else [part for line in text.splitlines() for part in line.split(" && ")]
+        if slow in (None, any(word in text for word in SLOW)):
+            lines = [part for line in text.splitlines() for part in line.split(" && ")]
+            found += [text] if kind == "python" else lines
     return found
-
-
-def is_slow(snippet: str) -> bool:
-    return any(word in snippet for word in SLOW)
 
 
 def reason_not_to_run(snippet: str) -> str | None:
@@ -147,21 +145,18 @@ def is_optional(snippet: str) -> bool:
     return "stable_baselines3" in snippet
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, slow=False)], ids=lambda page: page.name)
 def test_commands_of_a_page(reader, page):
-    for snippet in snippets(page):
-        if not is_slow(snippet) and not is_optional(snippet):
+    for snippet in snippets(page, slow=False):
+        if not is_optional(snippet):
             reader.follow(snippet)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(map(is_slow, snippets(page)))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if snippets(page, slow=True)], ids=lambda page: page.name)
 def test_slow_commands_of_a_page(reader, page):
-    for snippet in snippets(page):
-        if is_slow(snippet):
-            reader.follow(snippet)
+    for snippet in snippets(page, slow=True):
+        reader.follow(snippet)
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("stable_baselines3"), reason="needs requirements-recipes.txt")
