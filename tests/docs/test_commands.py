@@ -160,7 +160,7 @@ def test_slow_commands_of_a_page(reader, page):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("stable_baselines3"), reason="needs requirements-recipes.txt")
-def test_stable_baselines3_learns_from_a_recovered_reward(reader):
+def test_stable_baselines3_trains_on_a_recovered_reward(reader):
     [recipe] = [snippet for snippet in snippets(ROOT / "docs" / "recipes.md") if is_optional(snippet)]
     reader.follow(recipe)
 
