@@ -35,7 +35,7 @@ class Args:
     among_experts: bool = False
     """also score each agent alone among experts, which compares agents in the same company where they compete"""
     video: str = ""
-    """write a video of one run to this .mp4, side by side with the expert from the same initial states"""
+    """write a video of one run to this .mp4 or .gif, side by side with the expert from the same initial states"""
     json: bool = False
     """print JSON instead of tables"""
     torch_threads: int = 1
@@ -54,7 +54,7 @@ from madaac_utils.evaluation import EVALUATION_SEED, among_experts, evaluate, lo
 from madaac_utils.files import EXPERTS, UserError, exit_on_user_error, for_json, read_config, require_writable
 from madaac_utils.policies import load_policy
 from madaac_utils.scores import Reference, reference_warnings
-from madaac_utils.video import require_can_draw, write_video
+from madaac_utils.video import VIDEO_FORMATS, require_can_draw, write_video
 
 
 class Job(NamedTuple):
@@ -106,8 +106,8 @@ def jobs_of(args: Args) -> list[Job]:
     if args.video:
         if len(jobs) != 1 or args.policy == "random":
             raise UserError(f"--video shows one run beside its expert; name one run folder, got {len(jobs)}")
-        if Path(args.video).suffix != ".mp4":
-            raise UserError(f"--video must end in .mp4, got {args.video}")
+        if Path(args.video).suffix not in VIDEO_FORMATS:
+            raise UserError(f"--video must end in {' or '.join(VIDEO_FORMATS)}, got {args.video}")
         require_can_draw(make_envs(jobs[0].env_id, 1), "--video")
         require_writable(Path(args.video).parent)
     return jobs

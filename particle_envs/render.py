@@ -34,14 +34,22 @@ class Canvas:
         else:
             self.surface = pygame.Surface((self.side, self.side))
 
-    def draw(self, task: ParticleTask, env: int) -> np.ndarray | None:
-        """Return an image [side, side, 3] as uint8, or show it and return None if there is a window."""
+    @staticmethod
+    def reach(task: ParticleTask, env: int) -> float:
+        """How far to show: the field is +-1. If an entity leaves it, zoom out in steps rather than continuously."""
+        places = task.pos[:, :, env].T
+        outermost = max(np.abs(place).max() + entity.size for place, entity in zip(places, task.entities))
+        return max(1.25, np.ceil(4 * outermost) / 4)
+
+    def draw(self, task: ParticleTask, env: int, reach: float | None = None) -> np.ndarray | None:
+        """Return an image [side, side, 3] as uint8, or show it and return None if there is a window.
+
+        The picture shows +-reach; by default, as much as holds all entities.
+        """
         pygame, surface, entities = self.pygame, self.surface, task.entities
         places, looks = task.pos[:, :, env].T, task.appearance(env)
         colors = [rgb(look["color"]) for look in looks]
-        # The field is +-1. If an entity leaves it, zoom out in steps rather than continuously.
-        outermost = max(np.abs(place).max() + entity.size for place, entity in zip(places, entities))
-        scale = (self.side - self.header) / 2 / max(1.25, np.ceil(4 * outermost) / 4)
+        scale = (self.side - self.header) / 2 / (reach or self.reach(task, env))
         middle = np.array([self.side, self.side + self.header]) / 2
         pixels = middle + places * scale * np.array([1, -1])  # y points up
         radii = [entity.size * scale for entity in entities]

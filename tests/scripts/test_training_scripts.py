@@ -298,7 +298,6 @@ MISTAKES = {
         ("--store-demos 5", "--store-demos"),
         ("--record-only nowhere", "nowhere"),
         ("--env-id simple", "simple"),
-        ("--env-id simple_crypto --capture-video", "--capture-video"),
         ("--experts /proc/nowhere", "/proc/nowhere"),
     ],
     "retrain": [
