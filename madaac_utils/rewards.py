@@ -32,27 +32,29 @@ class LearnedReward:
 
     def __init__(self, tensors: dict[str, torch.Tensor], header: dict, origin: Path | str):
         self.tensors, self.header, self.agents, self.env_id = tensors, header, header["agents"], header["env_id"]
-        self.num_actions, self.widest_obs = torch.tensor(header["num_actions"]), max(header["obs_sizes"])
+        self.num_actions, self.widest_obs = np.array(header["num_actions"]), max(header["obs_sizes"])
+        self.one_hot = np.eye(max(header["num_actions"]), dtype=np.float32)
         with rebuilding(origin):
             self.joint, self.sees_actions, self.form = header["joint"], header["sees_actions"], header["form"]
             self.network = SavedNetwork(header["layers"], tensors)
-            rewards = self(torch.zeros(2, len(self.agents), self.widest_obs), torch.zeros(2, len(self.agents)))
+            rewards = self(np.zeros((2, len(self.agents), self.widest_obs)), np.zeros((2, len(self.agents))))
             if rewards.shape != (2, len(self.agents)):
                 raise ValueError(f"rewards of shape {rewards.shape}")
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(self, obs: np.ndarray | torch.Tensor, actions: np.ndarray | torch.Tensor) -> np.ndarray:
         """obs [B, agents, widest observation], actions [B, agents] -> rewards float32 [B, agents]."""
-        x, actions = torch.as_tensor(obs, dtype=torch.float32), torch.as_tensor(actions)
+        x, actions = np.asarray(obs, dtype=np.float32), np.asarray(actions)
         if actions.shape != x.shape[:2] or x.shape[1:] != (len(self.agents), self.widest_obs):
             expected = f"[B, {len(self.agents)}, {self.widest_obs}] and [B, {len(self.agents)}]"
             raise UserError(f"observations and actions must be {expected}, got {list(x.shape)}, {list(actions.shape)}")
-        outside = (actions < 0) | (actions >= self.num_actions) | (actions != actions.long())
+        outside = (actions < 0) | (actions >= self.num_actions) | (actions % 1 != 0)
         if outside.any():
-            agent = self.agents[int(outside.any(0).nonzero()[0])]
-            raise UserError(f"{agent} has no action {actions[outside][0].item()}")
-        if self.sees_actions:
-            x = torch.cat([x, F.one_hot(actions.long(), int(self.num_actions.max())).to(x.dtype)], -1)
+            agent = self.agents[int(outside.any(0).argmax())]
+            raise UserError(f"{agent} has no action {actions[outside][0]}")
+        if self.sees_actions:  # in NumPy: for one environment, each call of torch takes longer than its work
+            x = np.concatenate([x, self.one_hot[actions.astype(np.int64)]], -1)
+        x = torch.as_tensor(x)
         x = self.network(x.flatten(1)) if self.joint else self.network(x.transpose(0, 1))[..., 0].T
         return REWARD_FORMS[self.form](x).numpy()
 
