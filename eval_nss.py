@@ -170,8 +170,11 @@ def main(args: Args) -> None:
         print(json.dumps(for_json(results), indent=2))
     if args.video:
         players = {"learner": jobs[0].players["greedy"]}
-        with contextlib.suppress(UserError):  # the expert is not always known; the learner is then shown alone
-            players = {"expert": load_expert(jobs[0].env_id, **jobs[0].expert).greedy, **players}
+        if "expert_folder" in jobs[0].expert:  # it is an expert itself
+            players = {"expert": jobs[0].players["greedy"]}
+        else:
+            with contextlib.suppress(UserError):  # the expert is not always known; the learner is then shown alone
+                players = {"expert": load_expert(jobs[0].env_id, **jobs[0].expert).greedy, **players}
         write_video(Path(args.video), jobs[0].env_id, players, EVALUATION_SEED + args.seed)
         print(f"video: {args.video}", file=sys.stderr)
 

@@ -228,6 +228,12 @@ class Discriminators(nn.Module):
         """log D_i = -softplus(-logit), [agents, batch]"""
         return -F.softplus(-self(obs, actions))
 
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradient norm, of each agent by itself if decentralized; returns the (largest) norm."""
+        if self.joint:
+            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        return clip_each_agent(self, max_norm).max()
+
 
 def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
     """One network that sees the inputs of all agents and has one output per agent."""
@@ -515,10 +521,7 @@ def main(args: Args) -> None:
             loss, disc_metrics = discriminator_loss(logits[:, : len(rows)], logits[:, len(rows) :], args)
             disc_optimizer.zero_grad()
             loss.backward()
-            if discriminators.joint:
-                norm = nn.utils.clip_grad_norm_(discriminators.parameters(), args.disc_max_grad_norm)
-            else:
-                norm = clip_each_agent(discriminators, args.disc_max_grad_norm).max()
+            norm = discriminators.clip_gradients(args.disc_max_grad_norm)
             disc_optimizer.step()
 
         if run.due(run.log_every):

@@ -89,7 +89,8 @@ def main(args: Args) -> None:
     folders = [Path(name) for name in args.runs if (Path(name) / "config.json").is_file()]
     left_out = [name for name in args.runs if Path(name) not in folders]
     if not folders:
-        raise UserError("name at least one run folder, for example runs/keep_away__*")
+        what = f"{left_out[0]} is not a run folder" if left_out else "no run folder is named"
+        raise UserError(f"{what}; name at least one, for example runs/keep_away__*")
     if left_out:
         print(f"left out, no run folders: {', '.join(left_out)}", file=sys.stderr)
     runs = {folder: {"exp_name": ""} | read_config(folder)["args"] for folder in folders}

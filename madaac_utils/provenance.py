@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 
 def commit(script: Path) -> str:
-    """The commit of this code, with + if tracked files differ from it or if the script is no part of it.
+    """The commit of this code, with + if tracked files other than results differ from it, or the script is no part.
 
     The environment variable MADAAC_COMMIT names it for a copy of the code that is not a git checkout.
     """
@@ -67,7 +67,8 @@ def commit(script: Path) -> str:
 
     try:
         is_tracked = script.is_relative_to(ROOT) and git("ls-files", str(script))
-        name = git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
-        return name if is_tracked else name.removesuffix("+") + "+"
+        # Rows that come in while a grid is running do not change the code.
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!README.md")
+        return git("rev-parse", "HEAD") + ("" if is_tracked and not changed else "+")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

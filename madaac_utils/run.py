@@ -124,7 +124,7 @@ class Run:
         self.started, self.processor_started = time.time(), time.process_time()
         self.first_step, self.saved_at, self.save_seconds = self.step, self.started, 0.0
         self.last_line = self.started - 50  # without a terminal, a line after 10 seconds, then one per minute
-        self.status = "no episode has been logged yet"
+        self.status = "nothing has been logged yet" if not self.step else "continued"
         options = {"unit": "step", "unit_scale": True, "desc": self.args.env_id, "disable": not sys.stderr.isatty()}
         self.bar = tqdm(total=self.total, initial=self.step, **options)
         while self.step < self.total:

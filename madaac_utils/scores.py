@@ -96,7 +96,7 @@ def reference_warnings(agents: list[str], references: dict[str, Reference]) -> d
         if close:
             warnings[agent] = "expert and random scores are too close for its NSS to mean much"
         elif below:
-            warnings[agent] = "its expert scores less than random play, so its NSS says more about the other agents"
+            warnings[agent] = "its expert scores less than random play: the agents compete, or the expert is bad"
     return warnings
 
 

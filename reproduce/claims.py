@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from reproduce.grid import ALGORITHMS, DEMOS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import total_parameters
-from reproduce.stats import GOALS, MIN_RUNS, Data, Value, compare, over_runs
+from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, PAPER_TITLES, Data, Value, compare, over_runs
 from reproduce.tables import NOTHING, cell, markdown
 
 VARIANTS = ("madaac", "madaac_paper")
@@ -16,7 +16,9 @@ NOT_ENOUGH = "not enough runs"
 INTRO = (
     "Each claim is a set of comparisons of NSS (or of episodes) by 95 % t intervals over runs. An interval lies above "
     "or below another one, or they overlap (as good as). A claim holds if all comparisons do and does not hold if one "
-    f"does not. A comparison needs {MIN_RUNS} runs on both sides; if a side has no run at all, it is not listed."
+    f"does not. A comparison needs {MIN_RUNS} runs on both sides; if a side has no run at all, it is not listed. "
+    "The last column says how many of the same comparisons hold for the numbers of the paper's own tables, where the "
+    "two agents of Keep Away are compared one by one."
 )
 
 
@@ -66,6 +68,19 @@ class Claim(NamedTuple):
             found.append(Comparison(setting, texts[0], self.relation, texts[1], holds))
         return found
 
+    def in_paper(self, data: Data) -> str:
+        """How many of the comparisons hold for the numbers of the paper's own tables."""
+        names = {name for pair in self.pairs for name, _ in pair} - {"own"}
+        if self.of_episodes or not names <= PAPER_TITLES.keys():
+            return NOTHING
+        results = []
+        columns = [column for column in COLUMNS if column.task in self.tasks]
+        for column, n_demos, pair in itertools.product(columns, self.demos, self.pairs):
+            sides = [("madaac" if name == "own" else name, kind) for name, kind in pair]
+            paper_nss = [data.values(self.stage, column, name, kind, n_demos)[-1] for name, kind in sides]
+            results.append(compare(*paper_nss) in RELATIONS[self.relation])
+        return f"{sum(results)} of {len(results)}"
+
 
 def parameter_comparisons() -> list[Comparison]:
     found = []
@@ -92,7 +107,7 @@ CLAIMS = {
     "On Rover Tower MA-DAAC imitates better than the baselines with 50 demonstrations.": Claim(
         "above", LARGE_TASKS, BASELINES
     ),
-    "On the small tasks MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
+    "On the small tasks MA-DAAC's rewards lead to better policies than the baselines' (caption of a figure).": Claim(
         "above", SMALL_TASKS, BASELINES, DEMOS, "retrain"
     ),
     "On Rover Tower MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
@@ -107,7 +122,9 @@ CLAIMS = {
     "On Rover Tower decentralized discriminators imitate better than centralized ones.": Claim(
         "above", LARGE_TASKS, KINDS
     ),
-    "Behavioural cloning imitates worse than MA-DAAC with 50 demonstrations.": Claim("above", HEADLINE_TASKS, CLONING),
+    "MA-DAAC imitates better than behavioural cloning with 50 demonstrations (cited from other work).": Claim(
+        "above", HEADLINE_TASKS, CLONING
+    ),
 }
 PARAMETER_CLAIM = "MA-DAAC's parameters grow linearly with the number of agents, those of MA-AIRL faster."
 
@@ -128,12 +145,14 @@ def claims_page(data: Data) -> str:
     claims[PARAMETER_CLAIM] = [parameter_comparisons()] * len(VARIANTS)
     verdicts, sections = [], []
     for number, (title, by_variant) in enumerate(claims.items(), start=1):
-        verdicts.append([str(number), title, *map(verdict, by_variant)])
+        in_paper = CLAIMS[title].in_paper(data) if title in CLAIMS else NOTHING
+        verdicts.append([str(number), title, *map(verdict, by_variant), in_paper])
         rows = []
         for one in dict.fromkeys(itertools.chain(*by_variant)):  # both variants share some
             if NOTHING not in (one.first, one.second):
                 rows.append([*one[:4], {True: "yes", False: "no", None: NOT_ENOUGH}[one.holds]])
         table = markdown(["setting", "first", "should be", "second", "holds"], rows)
         sections.append(f"## {number}. {title}\n\n{table}")
-    summary = markdown(["", "claim", *(ALGORITHMS[name].title for name in VARIANTS)], verdicts)
+    header = ["", "claim", *(ALGORITHMS[name].title for name in VARIANTS), "holds in the paper's tables"]
+    summary = markdown(header, verdicts)
     return "\n".join(["# The paper's claims and what was measured\n", f"{INTRO}\n", summary, *sections])

@@ -43,7 +43,7 @@ ALGORITHMS = {
     "magail": Algorithm("MA-GAIL", "magail_mack.py"),
     "mairl": Algorithm("MA-AIRL", "mairl_mack.py"),
     "madaac": Algorithm("MA-DAAC", "madaac_discrete.py", own_budget=True),
-    "madaac_paper": Algorithm("MA-DAAC, paper's settings", "madaac_discrete.py", PAPER_SETTINGS),
+    "madaac_paper": Algorithm("MA-DAAC, 1 × 1,000", "madaac_discrete.py", PAPER_SETTINGS),
     "madaac_bc": Algorithm("MA-DAAC + BC", "madaac_discrete.py", "--bc-coef 0.1", own_budget=True),
     "bc": Algorithm("BC", "bc_discrete.py", adversarial=False),
 }

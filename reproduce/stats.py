@@ -113,6 +113,13 @@ class Data:
         paper_nss = Value((paper.mean - random) / (expert - random), paper.half / abs(expert - random), paper.runs)
         return [score, paper, nss, paper_nss]
 
+    def nss_after(self, rows: list[Row], episodes: int) -> list[float]:
+        """NSS of the training curves after so many episodes; empty if a curve does not reach that far."""
+        curves = [self.curves[row.run_id] for row in rows]
+        if not all(len(curve["nss"]) and curve["episodes"][-1] >= episodes for curve in curves):
+            return []
+        return [float(np.interp(episodes, curve["episodes"], curve["nss"])) for curve in curves]
+
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
         """Episodes or seconds until the first point of each curve at the goal, inf if there is none."""
         found = []

@@ -10,13 +10,14 @@ from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, Data, Value, over_runs
 from reproduce.store import expert_scores
 
 NOTHING = "–"
+EARLY = (2000, 10_000)  # episodes at which curves are compared
 VALUES = ["score", "paper's score", "NSS", "paper's NSS"]
 PLACE = ["task", "demonstrations", "discriminator", "algorithm"]
 CELLS = (
     f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py` and 10,000 episodes; *MA-DAAC, "
-    "paper's settings* has one update of 1,000 transitions per 100 steps and all of the paper's episodes; *BC* is "
-    "behavioural cloning, which needs no episodes."
+    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py`, 8 updates of 125 transitions per 100 steps; "
+    "*MA-DAAC, 1 × 1,000* has one update of 1,000 transitions, the paper's batch; *BC* is behavioural cloning, which "
+    "needs no episodes."
 )
 MARKS = (
     "NSS = (score − random) / (expert − random), by each side's own expert and random scores, because the experts are "
@@ -120,12 +121,15 @@ def efficiency_table(data: Data) -> Table:
     rows = []
     for task, n_demos, kind, name in settings(data, "imitate", TASKS):
         if runs := data.get("imitate", task, name, kind, n_demos):
-            cells = [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
+            cells = [cell(over_runs(data.nss_after(runs, episodes)), 2) for episodes in EARLY]
+            cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
             cells += [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
             cells.append(cell(over_runs([row.seconds for row in runs]), 0))
             rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells])
-    header = [*PLACE, "NSS", "episodes", "episodes to the goal", "seconds to the goal", "seconds"]
+    header = [*PLACE, *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
+    header += ["episodes to the goal", "seconds to the goal", "seconds"]
     caption = (
+        "NSS after a number of episodes is that of the last 500 training episodes. "
         f"The goal is the first point of the training curve at {GOALS}. Seconds are processor seconds of one core. "
         f"{CELLS}"
     )

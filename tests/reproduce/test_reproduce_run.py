@@ -87,7 +87,7 @@ def scripts_at_work(folder: Path) -> list[int]:
 
 
 def wait_for(condition) -> None:
-    deadline = time.time() + 120
+    deadline = time.time() + 300
     while not condition():
         assert time.time() < deadline
         time.sleep(0.05)
