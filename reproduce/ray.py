@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from madaac_utils.files import ROOT, UserError, writing
@@ -37,6 +38,8 @@ def die_with_parent() -> None:
 
 def run_script(command: list[str], reward_run: dict[str, bytes], code_commit: str) -> dict:
     """On a node: run a script in a temporary folder; return its exit code, its log and the files of its run folder."""
+    if not Path(command[1]).is_file():
+        raise FileNotFoundError(f"{command[1]} is not on the node (yet)")
     with tempfile.TemporaryDirectory() as scratch:
         places = {"PYTHON": sys.executable, "OUT": f"{scratch}/out", "REWARD_RUN": f"{scratch}/reward"}
         Path(places["REWARD_RUN"]).mkdir()
@@ -63,14 +66,16 @@ class RayLauncher:
         except ImportError:
             raise UserError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
         self.work, self.args, self.ray, self.commit = work, args, ray, commit(ROOT / "reproduce")
+        self.stopped = False
         environment = {"working_dir": str(ROOT), "excludes": ["/runs/", "/.git/", "/.venv/", "/results/", "/docs/"]}
         memory = {"memory": int(args.memory_per_run * 1e9)} if args.memory_per_run else {}
         try:
             if match := re.fullmatch(r"([\w.-]+):(\d+)", args.address):  # Ray itself would try for minutes
                 socket.create_connection((match[1], int(match[2])), timeout=10).close()
             ray.init(address=args.address, runtime_env=environment, log_to_driver=False, logging_level="warning")
-            # Ray retries a task whose worker or node has died; the scheduler retries a script that fails.
-            self.task = ray.remote(max_retries=5, num_cpus=args.cpus_per_run, **memory)(run_script)
+            # Ray retries a task whose worker or node has died; the scheduler retries a script that fails. Each task
+            # has a new worker process: one that started while Ray was unpacking the code would never find it.
+            self.task = ray.remote(max_retries=5, max_calls=1, num_cpus=args.cpus_per_run, **memory)(run_script)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot use the Ray cluster at --address {args.address}: {error}") from None
         largest = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
@@ -86,10 +91,15 @@ class RayLauncher:
         reward_run = run_files(self.work.run_folder(cell.imitation)) if retrain else {}
         command = start_command(cell, self.work.grid, Path("OUT"), Path("REWARD_RUN"))
         command[:2] = ["PYTHON", Path(command[1]).name]  # those of the node
-        try:
-            result = self.ray.get(self.task.remote(command, reward_run, self.commit))
-        except self.ray.exceptions.RayError as error:
-            result = {"code": 1, "log": str(error).encode(), "files": {}}
+        for pause in (3, 10, 0):
+            try:
+                result = self.ray.get(self.task.remote(command, reward_run, self.commit))
+                break
+            except self.ray.exceptions.RayError as error:  # not the script, but its node or the code on it
+                result = {"code": 1, "log": str(error).encode(), "files": {}}
+                time.sleep(pause)
+            if self.stopped:
+                break
         (folder / "log.txt").write_bytes(result["log"])
         for name, content in result["files"].items():
             with writing(folder / name) as temporary:
@@ -97,4 +107,5 @@ class RayLauncher:
         return result["code"]
 
     def stop(self) -> None:
+        self.stopped = True
         self.ray.shutdown()
