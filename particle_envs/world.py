@@ -108,17 +108,25 @@ class ParticleTask:
         self.movers = slice(movers[0], movers[-1] + 1)
 
         # Row 0 stays zero: it pads observations, and it is the row to subtract from an absolute value.
-        shapes = {"zero": (1,), "pos": (2, len(self.entities)), "vel": (2, len(movers)), **self.extra_blocks}
-        self.rows = np.zeros((sum(math.prod(shape) for shape in shapes.values()), self.num_envs))
+        self._shapes = {"zero": (1,), "pos": (2, len(self.entities)), "vel": (2, len(movers)), **self.extra_blocks}
+        self.rows = np.zeros((sum(math.prod(shape) for shape in self._shapes.values()), self.num_envs))
+        self._make_views()
+        self._prepare_physics(movers)
+        self._prepare_observations()
+
+    def _make_views(self) -> None:
         self.blocks, self.row_numbers, start = {}, {}, 0
-        for name, shape in shapes.items():
+        for name, shape in self._shapes.items():
             stop = start + math.prod(shape)
             self.blocks[name] = self.rows[start:stop].reshape(*shape, self.num_envs)
             self.row_numbers[name] = np.arange(start, stop).reshape(shape)
             start = stop
         self.pos, self.vel = self.blocks["pos"], self.blocks["vel"]
-        self._prepare_physics(movers)
-        self._prepare_observations()
+
+    def __setstate__(self, state: dict) -> None:
+        """Called by copy.deepcopy and pickle, in whose copies the blocks would no longer be views of the rows."""
+        self.__dict__.update(state)
+        self._make_views()
 
     # What a task declares
 

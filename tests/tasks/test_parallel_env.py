@@ -1,5 +1,8 @@
 """The tasks as PettingZoo environments, and their pictures."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from pettingzoo.test import parallel_api_test, parallel_seed_test
@@ -38,6 +41,23 @@ def test_it_plays_as_a_batch_of_one(task_id):
             assert set(terminations.values()) == {False} and set(truncations.values()) == {bool(ended[0])}
             assert env.agents == ([] if t == 24 else task.agents)
         task.set_state(env.task.get_state())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+@pytest.mark.parametrize("task_id", TASK_IDS)
+def test_a_copy_plays_on_like_the_original_and_apart_from_it(task_id, duplicate):
+    """Libraries such as SuperSuit copy an environment to make a batch of it."""
+    env = parallel_env(task_id)
+    env.reset(seed=1)
+    first = duplicate(env)
+    step = dict.fromkeys(env.agents, 1)
+    played = [env.step(step)[:2] for _ in range(5)] + [env.reset()]
+    repeated = [first.step(step)[:2] for _ in range(5)] + [first.reset()]
+    for (obs, rewards), (same_obs, same_rewards) in zip(played, repeated):
+        assert rewards == same_rewards
+        for agent in env.possible_agents:
+            np.testing.assert_array_equal(obs[agent], same_obs[agent])
+    assert any(obs.any() for obs in first.reset()[0].values())
 
 
 def test_wrong_use():
