@@ -88,6 +88,7 @@ class Data:
     """The rows that count, by setting, with their curves by run id, and the paper's numbers."""
 
     runs: dict[tuple, list[Row]]
+    variants: dict[tuple, dict[str, list[Row]]]  # rows with other arguments, by setting and arguments of the imitation
     curves: dict[str, dict[str, np.ndarray]]
     paper: dict[tuple[str, ...], tuple[float, float]]
     left_out: str
@@ -134,13 +135,16 @@ def load(grid: Grid, paper: Path) -> Data:
     path = grid.results_folder / "runs.csv"
     if not path.exists():
         raise UserError(f"there is no {path}: `python -m reproduce run` writes it")
-    left_out, runs = Counter(), defaultdict(list)
+    left_out, runs, variants = Counter(), defaultdict(list), defaultdict(lambda: defaultdict(list))
     for row in sorted(read_rows(path).values(), key=lambda row: row.seed):
         place = (row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
         if not is_current_expert(row, row.expert_scores):
             left_out["a replaced expert"] += 1
         elif row.run_id != make_cell(grid, *place, row.seed).run_id or row.n_demos not in DEMOS:
             left_out["other arguments, another budget or another number of demonstrations"] += 1
+            arguments = row.reward_arguments if row.stage == "retrain" else row.arguments
+            if arguments and row.budget == "default" and not (row.stage == "retrain" and row.arguments):
+                variants[place][arguments].append(row)
         else:
             runs[place].append(row)
     for place, rows in runs.items():
@@ -149,9 +153,10 @@ def load(grid: Grid, paper: Path) -> Data:
         kept = max(counts, key=lambda episodes: (counts[episodes], episodes))
         runs[place] = [row for row in rows if (row.episodes, row.reward_episodes) == kept]
         left_out["another number of episodes than most runs of the setting"] += len(rows) - len(runs[place])
-    curves = {row.run_id: load_curve(path.parent, row.run_id) for rows in runs.values() for row in rows}
+    used = [row for group in (runs, *variants.values()) for rows in group.values() for row in rows]
+    curves = {row.run_id: load_curve(path.parent, row.run_id) for row in used}
     text = "; ".join(f"{count} with {reason}" for reason, count in left_out.items() if count) or "none"
-    return Data(dict(runs), curves, read_paper(paper), f"Rows left out: {text}.")
+    return Data(dict(runs), dict(variants), curves, read_paper(paper), f"Rows left out: {text}.")
 
 
 def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:

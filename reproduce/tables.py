@@ -1,4 +1,4 @@
-"""Tables as Markdown: the paper's six, the headline and sample efficiency."""
+"""Tables as Markdown: the paper's six, the headline, sample efficiency, and runs with other arguments."""
 
 import itertools
 import math
@@ -147,6 +147,35 @@ def headline_table(efficiency: Table) -> Table:
     return Table("headline", "Headline", caption, ["task", *efficiency.header[3:]], rows)
 
 
+def settings_table(data: Data) -> Table:
+    """Runs with extra arguments beside runs of the same seeds without them, 50 demonstrations, decentralized."""
+    episodes, rows = (800, 2000, 4000, 10_000, 20_000), []
+    for task, name in itertools.product(TASKS, ALGORITHMS):
+        place = (task, name, "decentralized", 50)
+        variants, retrained = (data.variants.get((stage, *place), {}) for stage in STAGES)
+        seeds = {row.seed for runs in variants.values() for row in runs}
+        defaults, retrained_defaults = (
+            [row for row in data.runs.get((stage, *place), []) if row.seed in seeds] for stage in STAGES
+        )
+        for arguments, runs in {"": defaults, **dict(sorted(variants.items()))}.items():
+            if runs:
+                again = retrained.get(arguments, []) if arguments else retrained_defaults
+                cells = [cell(over_runs(data.nss_after(runs, number))) for number in episodes]
+                cells += [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
+                cells.append(cell(over_runs([row.nss for row in again]), 3))
+                rows.append([TASKS[task], ALGORITHMS[name].title, f"`{arguments}`" if arguments else "none", *cells])
+    caption = (
+        "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
+        "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is "
+        f"{GOALS}, which shorter runs with their finer curves meet a little earlier; seconds are processor seconds of "
+        "one core. The last column is the NSS of new policies that were "
+        f"trained on the recovered reward. {CELLS}"
+    )
+    header = ["task", "algorithm", "arguments", *(f"NSS after {number:,}" for number in episodes)]
+    header += ["episodes to the goal", "seconds to the goal", "retrained NSS"]
+    return Table("settings", "Other settings", caption, header, rows)
+
+
 def all_tables(data: Data) -> list[Table]:
     scales, efficiency = {"small": SMALL_TASKS, "large": LARGE_TASKS}.items(), efficiency_table(data)
     return [
@@ -154,4 +183,5 @@ def all_tables(data: Data) -> list[Table]:
         *(score_table(data, scale, tasks, stage) for scale, tasks in scales for stage in STAGES),
         *(relative_table(data, stage) for stage in STAGES),
         efficiency,
+        settings_table(data),
     ]

@@ -162,6 +162,21 @@ def test_the_headline_has_50_demonstrations_that_are_not_centralized_and_few_col
     assert "50 demonstrations" in table.caption and "decentralized" in table.caption
 
 
+def test_other_arguments_stand_beside_the_same_seeds_without_them(load):
+    curve, better = ((800, 8, 0.2), (2000, 20, 0.5)), ((800, 8, 0.4), (2000, 20, 0.9))
+    rows = [row | {"curve": curve} for row in seeds(0.9, 0.9, 0.9)]
+    rows += [row | {"curve": better} for row in seeds(0.9, 0.9, arguments="--alpha 0.1")]
+    rows += seeds(0.7, 0.8, 0.9, stage="retrain") + seeds(0.6, stage="retrain", reward_arguments="--alpha 0.1")
+    rows += seeds(0.1, stage="retrain", reward_arguments="--alpha 0.1", arguments="--rl maac")
+    rows += seeds(0.9, n_demos=100, arguments="--alpha 0.1")
+    table = tables.settings_table(load(rows))
+    assert [row[:5] for row in table.rows] == [
+        ["Keep Away", "MA-DAAC", "none", "0.20 (2)", "0.50 (2)"],
+        ["Keep Away", "MA-DAAC", "`--alpha 0.1`", "0.40 (2)", "0.90 (2)"],
+    ]
+    assert [row[-1] for row in table.rows] == ["0.750 (2)", "0.600 (1)"]
+
+
 # Claims
 
 
@@ -260,7 +275,15 @@ def test_the_report_has_all_files_and_the_same_bytes_again(load, tmp_path, quick
     first = {path: path.read_bytes() for path in write_report(Grid(results=str(results)), PAPER)}
     names = {path.relative_to(results).as_posix() for path in first}
     scores = [f"{scale}_scale_{stage}" for scale in ("small", "large") for stage in ("imitation", "retraining")]
-    for name in (*scores, "relative_imitation", "relative_retraining", "headline", "efficiency", "parameters"):
+    for name in (
+        *scores,
+        "relative_imitation",
+        "relative_retraining",
+        "headline",
+        "efficiency",
+        "settings",
+        "parameters",
+    ):
         assert f"tables/{name}.md" in names
     assert {"tables/claims.md", "tables/index.md"} <= names
     for name in ("headline", "imitation_small", "imitation_large", "retraining", "pcc", "parameters"):
