@@ -168,8 +168,8 @@ def settings_table(data: Data) -> Table:
         "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
         "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is "
         f"{GOALS}, which shorter runs with their finer curves meet a little earlier; seconds are processor seconds of "
-        "one core. The last column is the NSS of new policies that were "
-        f"trained on the recovered reward. {CELLS}"
+        "one core. The last column is the NSS of new policies that were trained on the recovered reward. "
+        f"{CELLS}"
     )
     header = ["task", "algorithm", "arguments", *(f"NSS after {number:,}" for number in episodes)]
     header += ["episodes to the goal", "seconds to the goal", "retrained NSS"]

@@ -121,7 +121,7 @@ class Reader:
 
     def follow_python(self, code: str) -> None:
         code = re.sub(r"(?<=\")RUN(?=[\"/])", lambda _: str(self.finished_run("a snippet")), code)
-        code = code.replace("total_timesteps=400_000", "total_timesteps=4_000")
+        code = code.replace("total_timesteps=200_000", "total_timesteps=4_000")
         if match := re.match(r"# (\S+\.py)\n", code):  # a file to be saved under this name
             (self.folder / match[1]).parent.mkdir(exist_ok=True)
             (self.folder / match[1]).write_text(code)
