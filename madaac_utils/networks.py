@@ -42,7 +42,7 @@ def describe(network: nn.Sequential, envs, kind: str, **header) -> tuple[dict[st
         else:
             raise UserError(
                 f"a layer of type {name} cannot be saved, because the file format has no description for it; use "
-                f"linear layers and {', '.join(ACTIVATIONS)}, or add the layer to madaac_utils/networks.py"
+                f"linear layers with a bias and {', '.join(ACTIVATIONS)}, or add the layer to madaac_utils/networks.py"
             )
     return tensors, {"kind": kind, "layers": layers} | header | task_header(envs)
 

@@ -234,6 +234,7 @@ class Workspace:
         wanted, times = episodes_of(cell, self.grid), []
         for row in self.rows.values():
             same = (row.stage, row.task, row.algorithm) == (cell.stage, cell.task, cell.algorithm)
-            if same and row.seconds > 0:
+            comparable = wanted or row.arguments == cell.arguments  # other arguments may come with fewer episodes
+            if same and comparable and row.seconds > 0:
                 times.append(row.seconds * (wanted / row.episodes if wanted else 1))
         return sum(times) / len(times) if times else math.nan

@@ -101,6 +101,13 @@ def test_time_is_estimated_from_rows_of_the_same_algorithm_and_task(tmp_path):
     assert estimate_text(work, others, workers=2).startswith("unknown")
 
 
+def test_shorter_runs_with_other_arguments_do_not_count_for_the_script_s_own_budget(tmp_path):
+    short = stand_ins.row(arguments="--alpha 0.1", episodes=100) | {"seconds": 1}
+    stand_ins.write_results(tmp_path, [stand_ins.row() | {"seconds": 400}, short])
+    [cell] = make_cells(Grid(**ONE, algorithms="madaac", stages="imitate"))
+    assert Workspace(Grid(results=str(tmp_path))).estimate_seconds(cell) == 400
+
+
 # Rows
 
 
