@@ -7,29 +7,43 @@ from typing import NamedTuple
 
 from reproduce.grid import ALGORITHMS, DEMOS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import total_parameters
-from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, PAPER_TITLES, Data, Value, compare, over_runs
+from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, PAPER_TITLES, Data, Value, compare, over_episodes
 from reproduce.tables import NOTHING, cell, markdown
 
 VARIANTS = ("madaac", "madaac_paper")
-RELATIONS = {"above": {1}, "below": {-1}, "not below": {0, 1}, "as good as": {0}}  # of intervals over runs
-NOT_ENOUGH = "not enough runs"
+MARGIN = 0.05  # of NSS, within which two algorithms count as equally good
+YES, NO, UNDECIDED, NOT_ENOUGH = "yes", "no", "undecided", "not enough runs"
 INTRO = (
-    "Each claim is a set of comparisons of NSS (or of episodes) by 95 % t intervals over runs. An interval lies above "
-    "or below another one, or they overlap (as good as). A claim holds if all comparisons do and does not hold if one "
-    f"does not. A comparison needs {MIN_RUNS} runs on both sides; if a side has no run at all, it is not listed. "
-    "The last column says how many of the same comparisons hold for the numbers of the paper's own tables, where the "
-    "two agents of Keep Away are compared one by one."
+    "Each claim is a set of comparisons of NSS (or of episodes) by 95 % t intervals over runs. *Above* and *below* "
+    "mean that the intervals do not overlap. *Not below* and *as good as* mean that the interval of the difference "
+    f"lies above −{MARGIN}, or within ±{MARGIN}; where neither this nor the opposite is shown, the comparison is "
+    "undecided. A claim holds if all comparisons do and does not hold if one does not. A comparison needs "
+    f"{MIN_RUNS} runs on both sides; if a side has no run at all, it is not listed. The last column has the same "
+    "comparisons of the numbers in the paper's own tables, where the two agents of Keep Away are compared one by one."
 )
 
 
 class Comparison(NamedTuple):
-    """One comparison behind a claim. `holds` is None if there are too few runs."""
+    """One comparison behind a claim."""
 
     setting: str
     first: str
     relation: str
     second: str
-    holds: bool | None
+    holds: str
+
+
+def holds(one: Value, relation: str, other: Value) -> str:
+    """Whether two means over runs are so related."""
+    sign, difference = compare(one, other), one.minus(other)
+    if sign is None:
+        return NOT_ENOUGH
+    if relation in ("above", "below"):
+        return YES if sign == (1 if relation == "above" else -1) else NO
+    low, high = difference.mean - difference.half, difference.mean + difference.half
+    if low > -MARGIN and (relation == "not below" or high < MARGIN):
+        return YES
+    return NO if sign == -1 or (sign == 1 and relation == "as good as") else UNDECIDED
 
 
 def episodes_to_goal(data: Data, *place, is_rival: bool) -> Value:
@@ -38,7 +52,7 @@ def episodes_to_goal(data: Data, *place, is_rival: bool) -> Value:
     episodes = data.to_goal(rows, "episodes")
     if is_rival:
         episodes = [min(number, rows[0].episodes) for number in episodes]
-    return Value(math.inf, 0.0, len(episodes)) if math.inf in episodes else over_runs(episodes)
+    return Value(math.inf, 0.0, len(episodes)) if math.inf in episodes else over_episodes(episodes)
 
 
 class Claim(NamedTuple):
@@ -63,13 +77,12 @@ class Claim(NamedTuple):
                 text = "goal not always reached" if math.isinf(value.mean) else text
                 values.append(value)
                 texts.append(f"{ALGORITHMS[name].title}, {kind}: {text}" if value.runs else NOTHING)
-            sign, setting = compare(*values), f"{TASKS[task]}, {n_demos} demonstrations"
-            holds = None if sign is None else sign in RELATIONS[self.relation]
-            found.append(Comparison(setting, texts[0], self.relation, texts[1], holds))
+            setting, result = f"{TASKS[task]}, {n_demos} demonstrations", holds(values[0], self.relation, values[1])
+            found.append(Comparison(setting, texts[0], self.relation, texts[1], result))
         return found
 
     def in_paper(self, data: Data) -> str:
-        """How many of the comparisons hold for the numbers of the paper's own tables."""
+        """The results of the same comparisons of the numbers in the paper's own tables."""
         names = {name for pair in self.pairs for name, _ in pair} - {"own"}
         if self.of_episodes or not names <= PAPER_TITLES.keys():
             return NOTHING
@@ -78,8 +91,8 @@ class Claim(NamedTuple):
         for column, n_demos, pair in itertools.product(columns, self.demos, self.pairs):
             sides = [("madaac" if name == "own" else name, kind) for name, kind in pair]
             paper_nss = [data.values(self.stage, column, name, kind, n_demos)[-1] for name, kind in sides]
-            results.append(compare(*paper_nss) in RELATIONS[self.relation])
-        return f"{sum(results)} of {len(results)}"
+            results.append(holds(paper_nss[0], self.relation, paper_nss[1]))
+        return ", ".join(f"{results.count(result)} {result}" for result in (YES, NO, UNDECIDED) if result in results)
 
 
 def parameter_comparisons() -> list[Comparison]:
@@ -87,9 +100,10 @@ def parameter_comparisons() -> list[Comparison]:
     for name, relation in (("madaac", "below"), ("mairl", "above")):
         counts = total_parameters(name)
         growth = counts[64] / counts[8]
-        holds = growth < 10 if relation == "below" else growth > 10
+        result = YES if (growth < 10) == (relation == "below") else NO
         text = f"{ALGORITHMS[name].title}: {growth:.1f}"
-        found.append(Comparison("factor from 8 to 64 agents", text, relation, "10 (linear: 8)", holds))
+        limit = "10 (linear growth: 8, and observations grow too)"
+        found.append(Comparison("factor from 8 to 64 agents", text, relation, limit, result))
     return found
 
 
@@ -131,13 +145,14 @@ PARAMETER_CLAIM = "MA-DAAC's parameters grow linearly with the number of agents,
 
 def verdict(comparisons: list[Comparison]) -> str:
     results = [comparison.holds for comparison in comparisons]
-    if False in results:
+    if NO in results:
         return "does not hold"
-    if None not in results:
+    if set(results) <= {YES}:
         return "holds"
-    if True not in results:
-        return NOT_ENOUGH
-    return f"so far: holds in {results.count(True)} of {len(results)}, {results.count(None)} {NOT_ENOUGH}"
+    if YES not in results:
+        return UNDECIDED if UNDECIDED in results else NOT_ENOUGH
+    counts = [f"{results.count(other)} {other}" for other in (UNDECIDED, NOT_ENOUGH) if other in results]
+    return f"so far: holds in {results.count(YES)} of {len(results)}, {', '.join(counts)}"
 
 
 def claims_page(data: Data) -> str:
@@ -150,9 +165,9 @@ def claims_page(data: Data) -> str:
         rows = []
         for one in dict.fromkeys(itertools.chain(*by_variant)):  # both variants share some
             if NOTHING not in (one.first, one.second):
-                rows.append([*one[:4], {True: "yes", False: "no", None: NOT_ENOUGH}[one.holds]])
+                rows.append(list(one))
         table = markdown(["setting", "first", "should be", "second", "holds"], rows)
         sections.append(f"## {number}. {title}\n\n{table}")
-    header = ["", "claim", *(ALGORITHMS[name].title for name in VARIANTS), "holds in the paper's tables"]
+    header = ["", "claim", *(ALGORITHMS[name].title for name in VARIANTS), "in the paper's tables"]
     summary = markdown(header, verdicts)
     return "\n".join(["# The paper's claims and what was measured\n", f"{INTRO}\n", summary, *sections])

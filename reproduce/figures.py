@@ -9,7 +9,7 @@ from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LA
 from reproduce.parameters import AGENTS, COUNTED, total_parameters
 from reproduce.stats import MIN_RUNS, Data, mean_curve
 
-COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#CC79A7", "#555555")))
+COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#555555")))
 LINES = {"decentralized": "-", "centralized": "--"}
 
 

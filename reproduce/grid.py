@@ -44,13 +44,12 @@ ALGORITHMS = {
     "mairl": Algorithm("MA-AIRL", "mairl_mack.py"),
     "madaac": Algorithm("MA-DAAC", "madaac_discrete.py", own_budget=True),
     "madaac_paper": Algorithm("MA-DAAC, 1 × 1,000", "madaac_discrete.py", PAPER_SETTINGS),
-    "madaac_bc": Algorithm("MA-DAAC + BC", "madaac_discrete.py", "--bc-coef 0.1", own_budget=True),
     "bc": Algorithm("BC", "bc_discrete.py", adversarial=False),
 }
 # What an empty argument of the grid stands for: (by default, with --scale smoke)
 DEFAULTS = {
     "tasks": ("all", "keep_away"),
-    "algorithms": ("magail,mairl,madaac,madaac_bc,bc", "mairl,madaac"),
+    "algorithms": ("magail,mairl,madaac,bc", "mairl,madaac"),
     "discriminators": ("decentralized,centralized", "decentralized"),
     "n_demos": ("50,100,200", "50"),
 }
@@ -66,7 +65,7 @@ class Grid:
     tasks: str = ""
     """task names separated by commas, or small, large, headline or all (default: all; smoke: keep_away)"""
     algorithms: str = ""
-    """magail, mairl, madaac, madaac_bc, bc or madaac_paper, separated by commas
+    """magail, mairl, madaac, bc or madaac_paper, separated by commas
     (default: all but madaac_paper; smoke: mairl,madaac)"""
     discriminators: str = ""
     """decentralized, centralized or both, separated by a comma (default: both; smoke: decentralized)"""

@@ -19,6 +19,7 @@ PAPER_RUNS = 10
 PAPER_TITLES = {"magail": "MA-GAIL", "mairl": "MA-AIRL", "madaac": "MA-DAAC", "madaac_paper": "MA-DAAC"}
 NSS_GOALS = dict.fromkeys(TASKS, 0.9) | {"cooperative_communication": 0.7}  # for sample efficiency
 GOALS = "NSS 0.9 (Cooperative Communication: 0.7)"
+CURVE_STEP = 400  # episodes between the points at which all curves are read, as far apart as most baselines log
 
 
 class Value(NamedTuple):
@@ -45,6 +46,12 @@ def over_runs(values) -> Value:
     spread = values.std(axis=0, ddof=1) if runs > 1 else np.full(values.shape[1:], np.nan)
     half = stats.t.ppf(0.975, max(1, runs - 1)) * spread / math.sqrt(runs)
     return Value(values.mean(axis=0), half, runs)
+
+
+def over_episodes(values: list[float]) -> Value:
+    """The same for numbers of episodes; the interval is at least as wide as the curves are coarse."""
+    value = over_runs(values)
+    return value._replace(half=max(value.half, CURVE_STEP / 2)) if value.mean else value
 
 
 def compare(one: Value, other: Value) -> int | None:
@@ -115,18 +122,22 @@ class Data:
         return [score, paper, nss, paper_nss]
 
     def nss_after(self, rows: list[Row], episodes: int) -> list[float]:
-        """NSS of the training curves after so many episodes; empty if a curve does not reach that far."""
+        """NSS of the training curves after so many episodes; empty if a curve begins later or ends before."""
         curves = [self.curves[row.run_id] for row in rows]
-        if not all(len(curve["nss"]) and curve["episodes"][-1] >= episodes for curve in curves):
+        points = [curve["episodes"] for curve in curves]
+        if not all(len(point) and point[0] <= episodes <= point[-1] for point in points):
             return []
         return [float(np.interp(episodes, curve["episodes"], curve["nss"])) for curve in curves]
 
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
-        """Episodes or seconds until the first point of each curve at the goal, inf if there is none."""
+        """Episodes or seconds until each curve, read every CURVE_STEP episodes, is at the goal; inf if it never is."""
         found = []
         for curve in [self.curves[row.run_id] for row in rows if len(self.curves[row.run_id]["nss"])]:
-            there = np.flatnonzero(curve["nss"] >= NSS_GOALS[rows[0].task])
-            found.append(float(curve[unit][there[0]]) if len(there) else math.inf)
+            episodes = curve["episodes"]
+            first = math.ceil(episodes[0] / CURVE_STEP) * CURVE_STEP
+            grid = np.append(np.arange(first, episodes[-1], CURVE_STEP), episodes[-1])
+            there = np.flatnonzero(np.interp(grid, episodes, curve["nss"]) >= NSS_GOALS[rows[0].task])
+            found.append(float(np.interp(grid[there[0]], episodes, curve[unit])) if len(there) else math.inf)
         return found
 
 
@@ -141,10 +152,13 @@ def load(grid: Grid, paper: Path) -> Data:
         if not is_current_expert(row, row.expert_scores):
             left_out["a replaced expert"] += 1
         elif row.run_id != make_cell(grid, *place, row.seed).run_id or row.n_demos not in DEMOS:
-            left_out["other arguments, another budget or another number of demonstrations"] += 1
-            arguments = row.reward_arguments if row.stage == "retrain" else row.arguments
-            if arguments and row.budget == "default" and not (row.stage == "retrain" and row.arguments):
+            retrain = row.stage == "retrain"
+            arguments = row.reward_arguments if retrain else row.arguments
+            other_learner = retrain and row.arguments
+            if arguments and not other_learner and (*place[3:], row.budget) == ("decentralized", 50, "default"):
                 variants[place][arguments].append(row)
+            else:
+                left_out["another budget, another learner or another number of demonstrations"] += 1
         else:
             runs[place].append(row)
     for place, rows in runs.items():

@@ -2,11 +2,12 @@
 
 import itertools
 import math
+from collections import defaultdict
 from typing import NamedTuple
 
 from reproduce import stats
 from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
-from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, Data, Value, over_runs
+from reproduce.stats import COLUMNS, CURVE_STEP, GOALS, MIN_RUNS, Data, Value, over_episodes, over_runs
 from reproduce.store import expert_scores
 
 NOTHING = "–"
@@ -110,10 +111,12 @@ def relative_table(data: Data, stage: str) -> Table:
     return Table(name, title, f"{caption} {CELLS} {MARKS}", header, rows)
 
 
-def goal_cell(values: list[float]) -> str:
-    """Mean episodes or seconds to the goal, or how many runs do not get there."""
-    missed = values.count(math.inf)
-    return f"not reached by {missed} of {len(values)}" if missed else cell(over_runs(values), 0)
+def goal_cells(data: Data, runs: list) -> list[str]:
+    """Mean episodes and seconds to the goal, or how many runs do not get there."""
+    episodes, seconds = (data.to_goal(runs, unit) for unit in ("episodes", "seconds"))
+    if missed := episodes.count(math.inf):
+        return [f"not reached by {missed} of {len(episodes)}"] * 2
+    return [cell(over_episodes(episodes), 0), cell(over_runs(seconds), 0)]
 
 
 def efficiency_table(data: Data) -> Table:
@@ -123,15 +126,15 @@ def efficiency_table(data: Data) -> Table:
         if runs := data.get("imitate", task, name, kind, n_demos):
             cells = [cell(over_runs(data.nss_after(runs, episodes)), 2) for episodes in EARLY]
             cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
-            cells += [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
+            cells += goal_cells(data, runs)
             cells.append(cell(over_runs([row.seconds for row in runs]), 0))
             rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells])
     header = [*PLACE, *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
     header += ["episodes to the goal", "seconds to the goal", "seconds"]
     caption = (
         "NSS after a number of episodes is that of the last 500 training episodes. "
-        f"The goal is the first point of the training curve at {GOALS}. Seconds are processor seconds of one core. "
-        f"{CELLS}"
+        f"The goal is the first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}. "
+        f"Seconds are processor seconds of one core. {CELLS}"
     )
     return Table("efficiency", "Sample efficiency", f"Imitation. {caption}", header, rows)
 
@@ -149,31 +152,37 @@ def headline_table(efficiency: Table) -> Table:
 
 def settings_table(data: Data) -> Table:
     """Runs with extra arguments beside runs of the same seeds without them, 50 demonstrations, decentralized."""
-    episodes, rows = (800, 2000, 4000, 10_000, 20_000), []
+    points, rows = (800, 2000, 4000, 10_000, 20_000), []
     for task, name in itertools.product(TASKS, ALGORITHMS):
         place = (task, name, "decentralized", 50)
-        variants, retrained = (data.variants.get((stage, *place), {}) for stage in STAGES)
-        seeds = {row.seed for runs in variants.values() for row in runs}
-        defaults, retrained_defaults = (
-            [row for row in data.runs.get((stage, *place), []) if row.seed in seeds] for stage in STAGES
-        )
-        for arguments, runs in {"": defaults, **dict(sorted(variants.items()))}.items():
-            if runs:
-                again = retrained.get(arguments, []) if arguments else retrained_defaults
-                cells = [cell(over_runs(data.nss_after(runs, number))) for number in episodes]
-                cells += [goal_cell(data.to_goal(runs, unit)) for unit in ("episodes", "seconds")]
-                cells.append(cell(over_runs([row.nss for row in again]), 3))
-                rows.append([TASKS[task], ALGORITHMS[name].title, f"`{arguments}`" if arguments else "none", *cells])
+        defaults, retrained_defaults = (data.runs.get((stage, *place), []) for stage in STAGES)
+        variants, retrained_variants = (data.variants.get((stage, *place), {}) for stage in STAGES)
+        groups = defaultdict(dict)  # by seeds
+        for arguments, runs in sorted(variants.items()):
+            groups[tuple(row.seed for row in runs)][arguments] = runs, retrained_variants.get(arguments, [])
+        for seeds, group in sorted(groups.items()):
+            without = tuple([row for row in runs if row.seed in seeds] for runs in (defaults, retrained_defaults))
+            for arguments, (runs, retrained) in {"": without, **group}.items():
+                if runs:
+                    cells = [cell(over_runs(data.nss_after(runs, episodes))) for episodes in points]
+                    cells += [*goal_cells(data, runs), per_thousand(runs)]
+                    cells += [f"{runs[0].episodes:,}", cell(over_runs([row.nss for row in retrained]), 3)]
+                    label = f"`{arguments}`" if arguments else "none"
+                    rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])
     caption = (
         "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
-        "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is "
-        f"{GOALS}, which shorter runs with their finer curves meet a little earlier; seconds are processor seconds of "
-        "one core. The last column is the NSS of new policies that were trained on the recovered reward. "
-        f"{CELLS}"
+        "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is the "
+        f"first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}; a shorter run that does not "
+        "reach it might do so later. Seconds are processor seconds of one core. The last column is the NSS of new "
+        f"policies that were trained on the reward after so many episodes. {CELLS}"
     )
-    header = ["task", "algorithm", "arguments", *(f"NSS after {number:,}" for number in episodes)]
-    header += ["episodes to the goal", "seconds to the goal", "retrained NSS"]
+    header = ["task", "algorithm", "seeds", "arguments", *(f"NSS after {episodes:,}" for episodes in points)]
+    header += ["episodes to the goal", "seconds to the goal", "seconds per 1,000 episodes", "episodes", "retrained NSS"]
     return Table("settings", "Other settings", caption, header, rows)
+
+
+def per_thousand(runs: list) -> str:
+    return cell(over_runs([1000 * row.seconds / row.episodes for row in runs]), 0)
 
 
 def all_tables(data: Data) -> list[Table]:

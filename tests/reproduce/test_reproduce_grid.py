@@ -33,11 +33,11 @@ def test_budgets():
         grid = Grid(**ONE | choice)
         return {(cell.stage, cell.task, cell.algorithm): episodes_of(cell, grid) for cell in make_cells(grid)}
 
-    default = budget(tasks="keep_away,rover_tower_8", algorithms="mairl,madaac,madaac_paper,madaac_bc,bc")
+    default = budget(tasks="keep_away,rover_tower_8", algorithms="mairl,madaac,madaac_paper,bc")
     paper = budget(tasks="keep_away,rover_tower_8", scale="paper", algorithms="mairl,madaac,bc")
     for task, episodes in (("keep_away", 50_000), ("rover_tower_8", 100_000)):
         assert default["imitate", task, "mairl"] == default["imitate", task, "madaac_paper"] == episodes
-        for algorithm in ("madaac", "madaac_bc", "bc"):
+        for algorithm in ("madaac", "bc"):
             assert default["imitate", task, algorithm] == 0, "the script's own"
         assert default["retrain", task, "madaac"] == episodes
         assert paper["imitate", task, "madaac"] == episodes and paper["imitate", task, "bc"] == 0
