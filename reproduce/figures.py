@@ -39,7 +39,7 @@ def draw(axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demo
         rows = data.get(stage, task, name, kind, n_demos) if ALGORITHMS[name].adversarial else []
         places, value = mean_curve([data.curves[row.run_id] for row in rows], x, y)
         if value.runs:
-            label = f"{ALGORITHMS[name].title}, {kind}"
+            label = f"{ALGORITHMS[name].title}, {kind}" if len(kinds) > 1 else ALGORITHMS[name].title
             axis.plot(places, value.mean, LINES[kind], color=COLOURS[name], linewidth=1.2, label=label)
         if value.runs >= MIN_RUNS:
             ends = value.mean - value.half, value.mean + value.half
