@@ -68,6 +68,8 @@ class Job(NamedTuple):
 def read_run(folder: Path, args: Args) -> Job:
     """The policy in a run folder or in the folder of an expert."""
     is_run, remarks = (folder / "config.json").is_file(), []
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
     if not is_run and not (folder / "card.json").is_file():
         raise UserError(f"{folder} is not a run folder or a folder like experts/<env_id>: it has no config or card")
     content = read_config(folder) if is_run else load_card("", folder)
