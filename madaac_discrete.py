@@ -45,18 +45,18 @@ class Args(ExperimentArgs):
     """environment steps before the first update"""
     update_period: int = 100
     """environment steps between rounds of updates"""
-    updates_per_period: int = 8
+    updates_per_period: int = 4
     """updates per round; with 1 update of 1000 transitions the discriminators learn several times more slowly"""
     policy_lr: float = 1e-3
     """Adam step size of the policies"""
     critic_lr: float = 1e-3
     """Adam step size of the critic"""
-    disc_lr: float = 5e-4
-    """Adam step size of the discriminators"""
-    policy_tau: float = 5e-4
-    """update rate of the target policies"""
-    critic_tau: float = 5e-4
-    """update rate of the target critic"""
+    disc_lr: float = 1e-3
+    """Adam step size of the discriminators (paper: 0.0005)"""
+    policy_tau: float = 0.003
+    """update rate of the target policies (paper: 0.0005, and 0.01 for experts)"""
+    critic_tau: float = 0.003
+    """update rate of the target critic (paper: 0.0005, and 0.01 for experts)"""
     alpha: float = 0.01
     """policy entropy coefficient"""
     critic_max_grad_norm: float = 1.0

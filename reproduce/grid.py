@@ -38,7 +38,7 @@ class Algorithm(NamedTuple):
     adversarial: bool = True  # has discriminators, an adjustable number of episodes, and a reward to retrain on
 
 
-PAPER_SETTINGS = "--updates-per-period 1 --batch-size 1000 --disc-lr 0.0005"
+PAPER_SETTINGS = "--updates-per-period 1 --batch-size 1000 --disc-lr 0.0005 --policy-tau 0.0005 --critic-tau 0.0005"
 ALGORITHMS = {
     "magail": Algorithm("MA-GAIL", "magail_mack.py"),
     "mairl": Algorithm("MA-AIRL", "mairl_mack.py"),
