@@ -68,15 +68,16 @@ class Args(ExperimentArgs):
     hidden_size: int = 128
     """units of every hidden layer"""
     attention_heads: int = 4
-    """attention heads of the critic"""
+    """attention heads of the critic, and of the discriminators if they attend"""
     attention_regularization: float = 1e-6
     """weight of the squared attention logits (released code: 0.001, for rewards that are not divided by 25)"""
     logit_regularization: float = 1e-3
     """weight of the squared policy logits"""
-    discriminator: Literal["decentralized", "centralized"] = "decentralized"
-    """decentralized: g_i(o_i, a_i) and h_i(o_i), one network per agent; centralized: one network for all agents"""
+    discriminator: Literal["decentralized", "centralized", "attention"] = "decentralized"
+    """decentralized: g_i(o_i, a_i) and h_i(o_i), one network per agent; centralized: one network for all agents;
+    attention: g_i(o_i, a_i), and an h that attends to the observations of the others (not in the paper)"""
     disc_actions: Literal["auto", "yes", "no"] = "auto"
-    """whether g sees actions; auto is the paper's choice: yes if decentralized, no if centralized"""
+    """whether g sees actions; auto is the paper's choice: no if centralized, otherwise yes"""
     disc_entropy: float = 0.01
     """weight of the entropy bonus of the discriminators"""
     bc_coef: float = 0.0
@@ -161,6 +162,36 @@ def log_pi(logits: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     return gather_actions(logits.detach().log_softmax(-1), actions).clamp(min=LOG_PROB_MIN)
 
 
+class Attention(nn.Module):
+    """Each agent attends to all others: P_ij ~ exp((W_K e_j)^T W_Q s_i / sqrt(d)), v_j = sigma(W_V e_j)."""
+
+    def __init__(self, num_agents: int, hidden: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        # Shared by all agents; the projections of the heads stand side by side in one matrix.
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.value = nn.Linear(hidden, hidden)
+        self.register_buffer("self_mask", torch.eye(num_agents, dtype=torch.bool), persistent=False)
+
+    def forward(self, s: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """s of those who attend and e of those who are attended to, [agents, batch, hidden] each.
+
+        Returns what they see, [agents, batch, hidden], and the logits and weights [batch, heads, agents, agents].
+        """
+        num, batch, _ = s.shape
+
+        def by_head(x: torch.Tensor) -> torch.Tensor:
+            """[agents, batch, heads * d] -> [batch, heads, agents, d]"""
+            return x.view(num, batch, self.heads, -1).permute(1, 2, 0, 3)
+
+        queries, keys, values = by_head(self.query(s)), by_head(self.key(e)), by_head(F.leaky_relu(self.value(e)))
+        logits = queries @ keys.mT
+        weights = (logits / math.sqrt(keys.shape[-1])).masked_fill(self.self_mask, -torch.inf).softmax(-1)
+        attended = (weights @ values).permute(2, 0, 1, 3).reshape(num, batch, -1)
+        return attended, logits.masked_fill(self.self_mask, 0.0), weights
+
+
 class AttentionCritic(nn.Module):
     """Q_i(o, a) of all agents for all own actions; agents attend to the observations and actions of the others."""
 
@@ -169,24 +200,18 @@ class AttentionCritic(nn.Module):
         obs_sizes, num_actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
         num, widest_obs, self.widest_action = len(obs_sizes), int(obs_sizes.max()), int(num_actions.max())
         wide = torch.full_like(obs_sizes, hidden)
-        self.heads = heads
         self.encode_state = StackedLinear(obs_sizes, widest_obs, hidden)
         self.encode_state_action = StackedLinear(obs_sizes + num_actions, widest_obs + self.widest_action, hidden)
-        # Shared by all agents; the projections of the heads stand side by side in one matrix.
-        self.query = nn.Linear(hidden, hidden, bias=False)
-        self.key = nn.Linear(hidden, hidden, bias=False)
-        self.value = nn.Linear(hidden, hidden)
+        self.attention = Attention(num, hidden, heads)
         self.head = nn.Sequential(
             StackedLinear(2 * wide, 2 * hidden, hidden),
             nn.LeakyReLU(),
             StackedLinear(wide, hidden, self.widest_action),
         )
-        self.register_buffer("self_mask", torch.eye(num, dtype=torch.bool), persistent=False)
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """Those that the losses of all agents reach. Released code: their gradient is divided by the agents' number."""
-        modules = (self.query, self.key, self.value, self.encode_state_action)
-        return [parameter for module in modules for parameter in module.parameters()]
+        return [*self.attention.parameters(), *self.encode_state_action.parameters()]
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """obs [agents, batch, widest obs], actions [agents, batch].
@@ -199,18 +224,10 @@ class AttentionCritic(nn.Module):
         inputs = batch_norm(torch.cat([obs, one_hot], -1))  # [agents, batch, widest obs + widest action]
         s = F.leaky_relu(self.encode_state(inputs[..., : obs.shape[-1]]))  # [agents, batch, hidden]
         e = F.leaky_relu(self.encode_state_action(inputs))
-
-        # P_ij ~ exp((W_K e_j)^T W_Q s_i / sqrt(d)), v_j = sigma(W_V e_j). The paper's text has e_i in the query. With
-        # the own action in it, Q_i could not be computed for all own actions at once; the released code uses s_i.
-        def by_head(x: torch.Tensor) -> torch.Tensor:
-            """[agents, batch, heads * d] -> [batch, heads, agents, d]"""
-            return x.view(num, batch, self.heads, -1).permute(1, 2, 0, 3)
-
-        queries, keys, values = by_head(self.query(s)), by_head(self.key(e)), by_head(F.leaky_relu(self.value(e)))
-        logits = queries @ keys.mT  # [batch, heads, agents, agents]
-        weights = (logits / math.sqrt(keys.shape[-1])).masked_fill(self.self_mask, -torch.inf).softmax(-1)
-        attended = (weights @ values).permute(2, 0, 1, 3).reshape(num, batch, -1)  # [agents, batch, hidden]
-        squared_logits = logits.masked_fill(self.self_mask, 0.0).square().sum() / (batch * (num - 1))
+        # The paper's text has e_i in the query. With the own action in it, Q_i could not be computed for all own
+        # actions at once; the released code uses s_i.
+        attended, logits, weights = self.attention(s, e)
+        squared_logits = logits.square().sum() / (batch * (num - 1))
         return self.head(torch.cat([s, attended], -1)), squared_logits, weights
 
 
@@ -229,7 +246,7 @@ class Discriminators(nn.Module):
         super().__init__()
         obs_sizes, num_actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
         num, widest_obs, self.widest_action = len(obs_sizes), int(obs_sizes.max()), int(num_actions.max())
-        self.gamma, self.joint = args.gamma, args.discriminator == "centralized"
+        self.gamma, self.kind, self.joint = args.gamma, args.discriminator, args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size_g = widest_obs + self.sees_actions * self.widest_action
         if self.joint:
@@ -237,6 +254,8 @@ class Discriminators(nn.Module):
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
             self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
+        if self.kind == "attention":
+            self.h = AttentionNetwork(obs_sizes, widest_obs, args.hidden_size, args.attention_heads)
 
     @property
     def reward_network(self) -> nn.Sequential:
@@ -259,15 +278,33 @@ class Discriminators(nn.Module):
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Clip the gradient norm, of each agent by itself if decentralized; returns the (largest) norm."""
-        if self.joint:
-            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-        return clip_each_agent(self, max_norm).max()
+        if self.kind == "decentralized":
+            return clip_each_agent(self, max_norm).max()
+        return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
 
 
 def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
     """One network that sees the inputs of all agents and has one output per agent."""
     layers = [nn.Linear(size_in, hidden), nn.LeakyReLU(), nn.Linear(hidden, hidden), nn.LeakyReLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, num_agents))
+
+
+class AttentionNetwork(nn.Module):
+    """One output per agent, from its observation and what it attends to among the observations of the others."""
+
+    def __init__(self, obs_sizes: torch.Tensor, widest_obs: int, hidden: int, heads: int):
+        super().__init__()
+        wide = torch.full_like(obs_sizes, hidden)
+        self.encode = StackedLinear(obs_sizes, widest_obs, hidden)
+        self.attention = Attention(len(obs_sizes), hidden, heads)
+        self.head = nn.Sequential(
+            StackedLinear(2 * wide, 2 * hidden, hidden), nn.LeakyReLU(), StackedLinear(wide, hidden, 1)
+        )
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """[agents, batch, widest obs] -> [agents, batch, 1]"""
+        e = F.leaky_relu(self.encode(obs))
+        return self.head(torch.cat([e, self.attention(e, e)[0]], -1))
 
 
 # Data
@@ -392,7 +429,7 @@ def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) 
 
 
 def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Clip the gradient norm of each agent of a stack by itself; returns the norms [agents]."""
+    """Clip the gradient norm of each agent by itself; every parameter is [agents, ...]. Returns the norms [agents]."""
     gradients = [parameter.grad for parameter in module.parameters()]
     norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients).sqrt()
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -404,7 +441,8 @@ def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
 @torch.no_grad()
 def soft_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     """theta' <- (1 - tau) theta' + tau theta"""
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
+    for old, new in zip(target.parameters(), online.parameters()):
+        old.lerp_(new, tau)
 
 
 def main(args: Args) -> None:

@@ -340,7 +340,8 @@ def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
 @torch.no_grad()
 def soft_update(target: nn.Module, online: nn.Module, tau: float) -> None:
     """theta' <- (1 - tau) theta' + tau theta"""
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
+    for old, new in zip(target.parameters(), online.parameters()):
+        old.lerp_(new, tau)
 
 
 def main(args: Args) -> None:

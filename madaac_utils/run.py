@@ -91,6 +91,8 @@ class Run:
             self._restore()
         learned_from = f", {self.args.n_demos} demonstrations" if hasattr(self.args, "n_demos") else ""
         budget = f"{self.total:,} {self.budget.replace('total_', '')}"
+        if self.budget == "total_timesteps":
+            budget = f"{self.total // envs.episode_length:,} episodes ({self.total:,} steps)"
         print(f"{self.args.env_id}: {len(envs.agents)} agents{learned_from}, {budget}")
         print(f"run folder: {self.folder}" + (f", continued at step {self.step:,}" if self.step else ""), flush=True)
         if self.args.track:

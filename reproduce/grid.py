@@ -22,7 +22,8 @@ TASK_SETS = {"small": SMALL_TASKS, "large": LARGE_TASKS, "headline": HEADLINE_TA
 EPISODE_LENGTH = 25
 
 STAGES = {"imitate": "imitation", "retrain": "retraining"}
-DISCRIMINATORS = ("decentralized", "centralized")
+PAPER_DISCRIMINATORS = ("decentralized", "centralized")
+DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "attention")  # the last one for MA-DAAC only
 DEMOS = (50, 100, 200)
 SHIPPED_DEMOS = 200
 SMOKE_EPISODES = 120  # a few updates of every script
@@ -68,7 +69,8 @@ class Grid:
     """magail, mairl, madaac, bc or madaac_paper, separated by commas
     (default: all but madaac_paper; smoke: mairl,madaac)"""
     discriminators: str = ""
-    """decentralized, centralized or both, separated by a comma (default: both; smoke: decentralized)"""
+    """decentralized, centralized or attention, separated by commas
+    (default: decentralized,centralized; smoke: decentralized)"""
     n_demos: str = ""
     """numbers of demonstrations separated by commas (default: 50,100,200; smoke: 50)"""
     seeds: str = "1"
@@ -191,6 +193,7 @@ def make_cells(grid: Grid) -> list[Cell]:
         for algorithm in algorithms
         for stage in sorted(stages)
         if stage == "imitate" or ALGORITHMS[algorithm].adversarial
+        if kind != "attention" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
     ]
     return list(dict.fromkeys(cells))  # without discriminators, both kinds are the same run
 

@@ -6,7 +6,17 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from reproduce import stats
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, STAGES, TASKS
+from reproduce.grid import (
+    ALGORITHMS,
+    DEMOS,
+    DISCRIMINATORS,
+    HEADLINE_TASKS,
+    LARGE_TASKS,
+    PAPER_DISCRIMINATORS,
+    SMALL_TASKS,
+    STAGES,
+    TASKS,
+)
 from reproduce.stats import COLUMNS, CURVE_STEP, GOALS, MIN_RUNS, Data, Value, over_episodes, over_runs
 from reproduce.store import expert_scores
 
@@ -16,9 +26,9 @@ VALUES = ["score", "paper's score", "NSS", "paper's NSS"]
 PLACE = ["task", "demonstrations", "discriminator", "algorithm"]
 CELLS = (
     f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py`, 8 updates of 125 transitions per 100 steps; "
-    "*MA-DAAC, 1 × 1,000* has one update of 1,000 transitions, the paper's batch; *BC* is behavioural cloning, which "
-    "needs no episodes."
+    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps; "
+    "*MA-DAAC, 1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates; *BC* is "
+    "behavioural cloning, which needs no episodes."
 )
 MARKS = (
     "NSS = (score − random) / (expert − random), by each side's own expert and random scores, because the experts are "
@@ -69,7 +79,7 @@ def settings(data: Data, stage: str, tasks) -> list[tuple[str, int, str, str]]:
     """Task, number of demonstrations, discriminator and algorithm of each row: all of the paper, and what has runs."""
     found = []
     for task, n_demos, kind, name in itertools.product(tasks, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS):
-        in_paper = name in ("magail", "mairl", "madaac") and kind != "none"
+        in_paper = name in ("magail", "mairl", "madaac") and kind in PAPER_DISCRIMINATORS
         if in_paper or (stage, task, name, kind, n_demos) in data.runs:
             found.append((task, n_demos, kind, name))
     return found
@@ -100,12 +110,12 @@ def relative_table(data: Data, stage: str) -> Table:
     rows = []
     for column in [column for column in COLUMNS if column.task in LARGE_TASKS]:
         for _, n_demos, kind, name in settings(data, stage, [column.task]):
-            if name == "magail" or kind == "centralized":
+            if name == "magail" or kind not in ("decentralized", "none"):
                 continue
             ours, magail = (data.values(stage, column, one, "decentralized", n_demos) for one in (name, "magail"))
             cells = value_cells(*(one.minus(other) for one, other in zip(ours, magail)))
             rows.append([column.title, str(n_demos), ALGORITHMS[name].title, *cells])
-    caption = f"After {STAGES[stage]}, decentralized, minus MA-GAIL's; n is the smaller number of runs."
+    caption = f"After {STAGES[stage]}, decentralized, minus MA-GAIL's; in brackets the smaller of the numbers of runs."
     name, title = f"relative_{STAGES[stage]}", f"Relative to MA-GAIL, {STAGES[stage]}"
     header = ["task", "demonstrations", "algorithm", *VALUES]
     return Table(name, title, f"{caption} {CELLS} {MARKS}", header, rows)
@@ -140,11 +150,11 @@ def efficiency_table(data: Data) -> Table:
 
 
 def headline_table(efficiency: Table) -> Table:
-    """The rows of the table of efficiency with 50 demonstrations that are not centralized, and fewer columns."""
+    """The rows of the table of efficiency with 50 demonstrations and decentralized discriminators, fewer columns."""
     titles = [TASKS[task] for task in HEADLINE_TASKS]
     rows = []
     for task, n_demos, kind, *rest in efficiency.rows:
-        if task in titles and n_demos == "50" and kind != "centralized":
+        if task in titles and n_demos == "50" and kind in ("decentralized", "none"):
             rows.append([task, *rest])
     caption = efficiency.caption.replace("Imitation.", "Imitation of 50 demonstrations, decentralized discriminators.")
     return Table("headline", "Headline", caption, ["task", *efficiency.header[3:]], rows)

@@ -39,8 +39,10 @@ def run(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("script", [madaac, mairl, magail], ids=lambda script: script.__name__)
-@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+ALL_KINDS = [(script, kind) for script in (madaac, mairl, magail) for kind in ("decentralized", "centralized")]
+
+
+@pytest.mark.parametrize("script, kind", [*ALL_KINDS, (madaac, "attention")])
 def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
     envs = make_envs(TASK, 30, 0)
     obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))

@@ -14,7 +14,8 @@ def plain_critic(script, critic, envs, obs, actions):
 
     Only this function knows the names of the critic's parts.
     """
-    heads, hidden = critic.heads, critic.query.weight.shape[0]
+    attention = critic.attention if script is madaac else critic
+    heads, hidden = attention.heads, attention.query.weight.shape[0]
     d, agents, batch, widest_obs = hidden // heads, len(envs.agents), obs.shape[1], obs.shape[2]
     encode_state, encode_both = critic.encode_state, critic.encode_state_action
     head_hidden, _, head_out = critic.head
@@ -36,9 +37,9 @@ def plain_critic(script, critic, envs, obs, actions):
         others = [j for j in range(agents) if j != i]
         for h in range(heads):
             rows = slice(h * d, (h + 1) * d)
-            query = s[i] @ critic.query.weight[rows].T
-            logits = torch.stack([(query * (e[j] @ critic.key.weight[rows].T)).sum(-1) for j in others], -1)
-            values = [F.leaky_relu(e[j] @ critic.value.weight[rows].T + critic.value.bias[rows]) for j in others]
+            query = s[i] @ attention.query.weight[rows].T
+            logits = torch.stack([(query * (e[j] @ attention.key.weight[rows].T)).sum(-1) for j in others], -1)
+            values = [F.leaky_relu(e[j] @ attention.value.weight[rows].T + attention.value.bias[rows]) for j in others]
             weights = torch.softmax(logits / math.sqrt(d), -1)
             attended.append(sum(weights[:, k, None] * value for k, value in enumerate(values)))
             squared_logits = squared_logits + logits.square().mean()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from madaac_utils.demos import Transitions
 from madaac_utils.rewards import REWARD_FORMS
@@ -176,6 +177,68 @@ def test_what_a_discriminator_sees(script, kind, choice):
         shifted[0, :, :4] += 1.0
         moved = (before != output(script, disc, batch._replace(**{name: shifted}))).any(1).tolist()
         assert moved == [True, sees_others, sees_others]
+
+
+def plain_attending_h(network, obs: torch.Tensor, i: int, b: int) -> torch.Tensor:
+    """h of agent i for one joint observation, by loops over heads and the other agents."""
+    attention, others = network.attention, [j for j in range(3) if j != i]
+    d = attention.query.weight.shape[0] // attention.heads
+    encode, (hidden, _, out) = network.encode, network.head
+    e = [F.leaky_relu(obs[j, b] @ encode.weight[j] + encode.bias[j, 0]) for j in range(3)]
+    seen = []
+    for head in range(attention.heads):
+        rows = slice(head * d, (head + 1) * d)
+        query, key, value = (getattr(attention, name).weight[rows] for name in ("query", "key", "value"))
+        scores = torch.stack([(query @ e[i]) @ (key @ e[j]) for j in others])
+        weights = torch.softmax(scores / d**0.5, 0)
+        seen.append(sum(w * F.leaky_relu(value @ e[j] + attention.value.bias[rows]) for w, j in zip(weights, others)))
+    x = F.leaky_relu(torch.cat([e[i], *seen]) @ hidden.weight[i] + hidden.bias[i, 0])
+    return (x @ out.weight[i] + out.bias[i, 0])[0]
+
+
+def test_attending_discriminators_equal_loops_and_so_do_their_gradients():
+    """f_i = g_i(o_i, a_i) + gamma h_i(o') - h_i(o), with an h that attends to the others"""
+    disc = discriminators(madaac, gamma=0.9, discriminator="attention")
+    batch, results = random_transitions(UNEQUAL), []
+    plain = torch.stack([
+        torch.stack([
+            plain_output(disc.g, "decentralized", batch, i, b, True)
+            + 0.9 * plain_attending_h(disc.h, batch.next_obs, i, b)
+            - plain_attending_h(disc.h, batch.obs, i, b)
+            for b in range(7)
+        ])
+        for i in range(3)
+    ])  # fmt: skip
+    for f in (disc(batch), plain):
+        disc.zero_grad()
+        f.sin().sum().backward()
+        results.append([f, *(parameter.grad.clone() for parameter in disc.parameters())])
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
+
+
+def test_an_attending_h_sees_all_observations_and_g_stays_local():
+    disc = discriminators(madaac, discriminator="attention")
+    batch = random_transitions(UNEQUAL)
+    assert disc.sees_actions and not disc.joint
+    before, shifted, changed = disc(batch), batch.obs.clone(), batch.actions.clone()
+    shifted[0, :, :4] += 1.0
+    changed[0] = (changed[0] + 1) % 5
+    moved = (before != disc(batch._replace(obs=shifted))).any(1).tolist()
+    assert moved == [True, True, True]
+    moved = (before != disc(batch._replace(actions=changed))).any(1).tolist()
+    assert moved == [True, False, False]
+    reward = disc.reward(batch.obs, batch.actions)
+    assert torch.equal(reward[1:], disc.reward(shifted, changed)[1:])
+
+
+def test_gradients_of_attending_discriminators_are_clipped_together():
+    disc, batch = discriminators(madaac, discriminator="attention"), random_transitions(UNEQUAL)
+    (1000 * disc(batch)).sum().backward()
+    before = torch.cat([parameter.grad.flatten() for parameter in disc.parameters()]).norm()
+    assert disc.clip_gradients(2.0) == pytest.approx(before.item())
+    after = torch.cat([parameter.grad.flatten() for parameter in disc.parameters()]).norm()
+    assert after.item() == pytest.approx(2.0, rel=1e-4)
 
 
 @IMITATION

@@ -144,7 +144,7 @@ def test_the_critic_can_fit_one_batch(script):
 
 # The updates of the scripts
 
-SHARED = ("query.", "key.", "value.", "encode_state_action.")  # reached by the losses of all agents
+SHARED = ("attention.", "query.", "key.", "value.", "encode_state_action.")  # reached by the losses of all agents
 SHORT = {  # the first update comes in the second iteration
     "env_id": "cooperative_communication", "num_envs": 60, "update_period": 60, "batch_size": 100, "hidden_size": 16,
     "total_timesteps": 100_000, "buffer_size": 1000, "updates_per_period": 1,
@@ -197,7 +197,7 @@ def assert_same_parameters(found: nn.Module, expected: nn.Module, started: nn.Mo
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+@pytest.mark.parametrize("kind", ["decentralized", "centralized", "attention"])
 @pytest.mark.parametrize("changes", [{}, {"true_reward": True}, {"bc_coef": 3.0}], ids=["paper", "true", "cloning"])
 def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, tmp_path):
     changes = {"discriminator": kind, "disc_max_grad_norm": 0.01} | changes

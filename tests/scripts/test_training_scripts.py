@@ -577,7 +577,7 @@ def run_variant(runs: Runs, script: Path, folder: Path, **changes) -> Finished:
     return run(script, *runs.words("madaac_discrete", folder, **changes)[1:])
 
 
-@pytest.mark.parametrize("kind", ["decentralized", "centralized"])
+@pytest.mark.parametrize("kind", ["decentralized", "centralized", "attention"])
 def test_changed_networks_are_served_as_they_were_trained(runs, tmp_path, kind):
     script, folder = variant(tmp_path, NEW_NETWORKS), runs.new_folder()
     ended = run_variant(runs, script, folder, discriminator=kind)
@@ -586,7 +586,7 @@ def test_changed_networks_are_served_as_they_were_trained(runs, tmp_path, kind):
     parts, envs = load_checkpoint(folder)["parts"], make_envs(TASK, 50, seed=1)
     policies = module["Policies"](envs, 16)
     policies.load_state_dict(parts["policies"])
-    discriminators = module["Discriminators"](envs, module["Args"](discriminator=kind))
+    discriminators = module["Discriminators"](envs, module["Args"](discriminator=kind, hidden_size=16))
     discriminators.load_state_dict(parts["discriminators"])
     obs, actions = envs.reset(), np.random.default_rng(0).integers(envs.num_actions, size=(50, 2))
     agents_first = torch.as_tensor(obs).transpose(0, 1)
