@@ -1,6 +1,6 @@
 """Behavioural cloning: maximum likelihood on the demonstrations, the yardstick for the other algorithms.
 
-Every agent's policy learns to predict the expert's action from the agent's own observation. Nothing is played to
+Every agent's policy learns to predict the expert's action from the agent's own observation. No episodes are played to
 learn. A share of the demonstrations is held out, and the policies that predict it best are kept.
 The networks of all agents are stacked: weights [agents, in, out], activations [agents, batch, in].
 docs/bc_discrete.md explains the logged metrics and the choice of policies on held-out demonstrations.

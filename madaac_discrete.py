@@ -80,8 +80,6 @@ class Args(ExperimentArgs):
     """whether g sees actions; auto is the paper's choice: no if centralized, otherwise yes"""
     disc_entropy: float = 0.01
     """weight of the entropy bonus of the discriminators"""
-    bc_coef: float = 0.0
-    """weight of a cloning loss beside the policy loss: faster imitation in the first episodes"""
     true_reward: bool = False
     """train the policies on the task's own reward, to tell a broken learner from a broken reward"""
 
@@ -404,11 +402,6 @@ def policy_loss(obs: torch.Tensor, logits: torch.Tensor, has_action, critic, arg
     }
 
 
-def cloning_loss(logits: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-    """-sum_i mean log pi_i(a_i | o_i) of demonstrations. Not part of the paper's algorithm."""
-    return -gather_actions(logits.log_softmax(-1), actions).mean(1).sum()
-
-
 def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) -> tuple[torch.Tensor, dict]:
     """Equation (3), to be minimised, of logits [agents, batch] that are high for the expert.
 
@@ -514,8 +507,6 @@ def main(args: Args) -> None:
             critic_optimizer.step()
 
             loss, policy_metrics = policy_loss(learner.obs, logits, policies.has_action, critic, args)
-            if args.bc_coef:
-                loss = loss + args.bc_coef * cloning_loss(demo_logits, demo.actions)
             policy_optimizer.zero_grad()
             loss.backward()
             metrics["gradients/policy_max"] = clip_each_agent(policies, args.policy_max_grad_norm).max()

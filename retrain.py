@@ -44,9 +44,9 @@ class Args(ExperimentArgs):
     """discount factor"""
     hidden_size: int = 128
     """units of every hidden layer"""
-    batch_size: int = 1000
+    batch_size: int = 125
     """transitions per update of MAAC; MACK takes one step per rollout"""
-    updates_per_period: int = 1
+    updates_per_period: int = 4
     """updates of MAAC per 100 environment steps"""
 
 

@@ -152,11 +152,8 @@ SHORT = {  # the first update comes in the second iteration
 }  # fmt: skip
 
 
-def plain_maac_update(script, nets: dict, batch, args, demo: Transitions | None = None) -> None:
-    """One update of MAAC on a batch, step by step, with the losses that are tested above.
-
-    If there are demonstrations, their cloning loss is added with the weight --bc-coef.
-    """
+def plain_maac_update(script, nets: dict, batch, args) -> None:
+    """One update of MAAC on a batch, step by step, with the losses that are tested above."""
     policies, critic = nets["policies"], nets["critic"]
     torch.manual_seed(11)
     loss, _ = critic_loss(script, batch, critic, nets["target_critic"], nets["target_policies"], args)
@@ -173,10 +170,6 @@ def plain_maac_update(script, nets: dict, batch, args, demo: Transitions | None 
 
     torch.manual_seed(12)
     loss, _ = script.policy_loss(batch.obs, policies(batch.obs), policies.has_action, critic, args)
-    if demo is not None:
-        for i, number in enumerate(policies.has_action.sum((1, 2))):
-            log_probs = policies(demo.obs)[i, :, :number].log_softmax(-1)
-            loss = loss - args.bc_coef * log_probs[torch.arange(len(log_probs)), demo.actions[i]].mean()
     policies.zero_grad()
     loss.backward()
     gradients, norms = clipped_one_by_one(policies, args.policy_max_grad_norm)
@@ -198,7 +191,7 @@ def assert_same_parameters(found: nn.Module, expected: nn.Module, started: nn.Mo
 
 
 @pytest.mark.parametrize("kind", ["decentralized", "centralized", "attention"])
-@pytest.mark.parametrize("changes", [{}, {"true_reward": True}, {"bc_coef": 3.0}], ids=["paper", "true", "cloning"])
+@pytest.mark.parametrize("changes", [{}, {"true_reward": True}], ids=["paper", "true"])
 def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, tmp_path):
     changes = {"discriminator": kind, "disc_max_grad_norm": 0.01} | changes
     args = madaac.Args(**SHORT, runs=str(tmp_path), learning_starts=120, **changes)
@@ -221,7 +214,7 @@ def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, 
             disc(batch) - madaac.log_pi(policies(batch.obs), batch.actions) for batch in (learner, demo)
         )
         rewards = (learner.rewards if args.true_reward else logits_learner.detach()) / 25
-        plain_maac_update(madaac, nets, learner._replace(rewards=rewards), args, demo)
+        plain_maac_update(madaac, nets, learner._replace(rewards=rewards), args)
         loss, _ = madaac.discriminator_loss(logits_learner, logits_expert, args)
         disc.zero_grad()
         loss.backward()
