@@ -106,8 +106,8 @@ def test_maac_computes_what_madaac_discrete_computes_on_the_true_reward(monkeypa
     """100 copies make one update per iteration, from the tenth on."""
     # MA-DAAC also draws demonstrations before its losses draw actions.
     monkeypatch.setattr(madaac, "critic_loss", seed_before(madaac.critic_loss, 0))
-    same = options(tmp_path, num_envs=100, batch_size=50, true_reward=True)
-    original = run_iterations(madaac, madaac.Args(**same, buffer_size=5000, updates_per_period=1), 13, monkeypatch)
+    same = options(tmp_path, num_envs=100, batch_size=50, updates_per_period=1, true_reward=True)
+    original = run_iterations(madaac, madaac.Args(**same, buffer_size=5000), 13, monkeypatch)
     again = run_iterations(retrain, retrain.Args(**same, rl="maac"), 13, monkeypatch)
     assert_same_networks(original, again, "policies", "critic", "target_policies", "target_critic")
 
