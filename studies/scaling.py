@@ -7,7 +7,7 @@ is 0.9, or until it has used --max-seconds of processor time. Runs follow one an
 those of one run with one torch thread. The command can be stopped; the same command continues.
 """
 
-import json
+import math
 import os
 import subprocess
 import sys
@@ -70,21 +70,20 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
     else:
         command += ["--env-id", env_id, "--demos", str(demos), "--n-demos", "50", "--seed", str(args.seed)]
         command += ["--total-timesteps", str(EPISODES * 25), "--runs", str(place), "--torch-threads", "1"]
-    process, found = start(command, place / "log.txt"), {}
+    process, began = start(command, place / "log.txt"), time.monotonic()
     while process.poll() is None:
         time.sleep(5)
         curve = [point for folder in place.glob("*/config.json") for point in curve_of(folder.parent)]
-        if not curve:
-            continue
-        best = next((point for point in curve if point["nss"] >= GOAL), None)
-        last = best or curve[-1]
-        found = {"reached": best is not None, "nss": max(point["nss"] for point in curve)}
-        found |= {"episodes": last["episodes"], "seconds": last["seconds"]}
-        print(f"\r{algorithm}, {agents} agents: {json.dumps(found)}", end="", flush=True)
-        if best or last["seconds"] >= args.max_seconds:
-            process.terminate()  # the script saves a checkpoint and ends
+        goal = next((point for point in curve if point["nss"] >= GOAL), None)
+        last = goal or (curve[-1] if curve else {"episodes": 0, "seconds": round(time.monotonic() - began)})
+        best = max((point["nss"] for point in curve), default=math.nan)
+        print(f"\r{algorithm}, {agents} agents: {last['episodes']:,.0f} episodes, NSS {best:.2f}", end="", flush=True)
+        if goal or last["seconds"] >= args.max_seconds:
+            process.terminate() if curve else process.kill()  # the script saves a checkpoint and ends
             _, _, usage = os.wait4(process.pid, 0)
-            found |= {"algorithm": algorithm, "agents": agents, "memory_mb": round(usage.ru_maxrss / 1024)}
+            found = {"algorithm": algorithm, "agents": agents, "reached": goal is not None, "nss": best}
+            found |= {"episodes": last["episodes"], "seconds": last["seconds"]}
+            found["memory_mb"] = round(usage.ru_maxrss / 1024)
             write_json(result, found)
             print()
             return found
@@ -95,7 +94,7 @@ def table(results: list[dict]) -> str:
     lines = ["| agents | algorithm | NSS | episodes | seconds | memory (MB) | parameters |", "|" + "---|" * 7]
     for one in results:
         count = sum(count_parameters(one["algorithm"], one["agents"], "decentralized").values())
-        reached = f"{GOAL} reached" if one["reached"] else f"{one['nss']:.2f} at best"
+        reached = f"{GOAL} reached" if one["reached"] else f"{one['nss']:.2f} at best"  # nan: nothing was logged
         numbers = [f"{number:,}" for number in (one["episodes"], one["seconds"], one["memory_mb"], count)]
         lines.append(f"| {one['agents']} | {ALGORITHMS[one['algorithm']].title} | {reached} | {' | '.join(numbers)} |")
     return "\n".join(lines)
