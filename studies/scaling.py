@@ -70,6 +70,7 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
     else:
         command += ["--env-id", env_id, "--demos", str(demos), "--n-demos", "50", "--seed", str(args.seed)]
         command += ["--total-timesteps", str(EPISODES * 25), "--runs", str(place), "--torch-threads", "1"]
+        command += ["--log-every", "2500"]
     process, began = start(command, place / "log.txt"), time.monotonic()
     while process.poll() is None:
         time.sleep(5)
