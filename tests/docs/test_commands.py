@@ -45,6 +45,7 @@ OPTIONS["bc_discrete.py"] = {"updates": 60, "num-envs": 20, "hidden-size": 16, "
 OPTIONS["retrain.py"] = {"total-timesteps": 1500, "num-envs": 4, "hidden-size": 16, "eval-episodes": 4}
 OPTIONS["madaac_mine.py"] = OPTIONS["madaac_discrete.py"]
 OPTIONS["eval_nss.py"] = {"episodes": 4}
+OPTIONS["studies/scaling.py"] = {"agents": 4, "max-seconds": 3}
 OPTIONS["reproduce"] = {"scale": "smoke", "runs": "runs/reproduce"}
 
 
