@@ -173,9 +173,10 @@ class Attention(nn.Module):
         self.register_buffer("self_mask", torch.eye(num_agents, dtype=torch.bool), persistent=False)
 
     def forward(self, s: torch.Tensor, e: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """s of those who attend and e of those who are attended to, [agents, batch, hidden] each.
+        """s of the agents that attend and e of the agents that they attend to, [agents, batch, hidden] each.
 
-        Returns what they see, [agents, batch, hidden], and the logits and weights [batch, heads, agents, agents].
+        Returns the attended values [agents, batch, hidden], and the logits (0 for an agent itself) and weights,
+        [batch, heads, agents, agents] each.
         """
         num, batch, _ = s.shape
 
@@ -251,9 +252,10 @@ class Discriminators(nn.Module):
             self.g, self.h = (joint_mlp(num * size, args.hidden_size, num) for size in (size_g, widest_obs))
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
-            self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
-        if self.kind == "attention":
-            self.h = AttentionNetwork(obs_sizes, widest_obs, args.hidden_size, args.attention_heads)
+            if self.kind == "attention":
+                self.h = AttentionNetwork(obs_sizes, widest_obs, args.hidden_size, args.attention_heads)
+            else:
+                self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
 
     @property
     def reward_network(self) -> nn.Sequential:

@@ -214,7 +214,7 @@ def step_critic(loss: torch.Tensor, critic, optimizer, args) -> None:
     optimizer.zero_grad()
     loss.backward()
     for parameter in critic.shared_parameters():
-        parameter.grad /= len(critic.self_mask)
+        parameter.grad /= len(critic.encode_state.weight)  # the number of agents
     nn.utils.clip_grad_norm_(critic.parameters(), args.critic_max_grad_norm)
     optimizer.step()
 

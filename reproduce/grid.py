@@ -193,9 +193,11 @@ def make_cells(grid: Grid) -> list[Cell]:
         for algorithm in algorithms
         for stage in sorted(stages)
         if stage == "imitate" or ALGORITHMS[algorithm].adversarial
-        if kind != "attention" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
+        if kind != "attention" or algorithm == "bc" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
     ]
-    return list(dict.fromkeys(cells))  # without discriminators, both kinds are the same run
+    if not cells:
+        raise UserError("no run fits: only MA-DAAC has --discriminators attention, and BC has no reward to retrain on")
+    return list(dict.fromkeys(cells))  # without discriminators, all kinds are the same run
 
 
 def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell:

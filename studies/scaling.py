@@ -3,11 +3,11 @@
     python studies/scaling.py --agents 8,16,32,64 --out scaling.png
 
 Each run learns from 50 demonstrations of studies/scripted_rover_tower.py until NSS over the last 500 training episodes
-is 0.9, or until it has used --max-seconds of processor time. Runs follow one another, so that memory and seconds are
-those of one run with one torch thread. The command can be stopped; the same command continues.
+is 0.9, or until it has used --max-seconds of processor time (of wall time while it has logged nothing). Runs follow one
+another, so that memory and seconds are those of one run with one torch thread. The command can be stopped; the same
+command continues.
 """
 
-import math
 import os
 import subprocess
 import sys
@@ -77,8 +77,9 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
         curve = [point for folder in place.glob("*/config.json") for point in curve_of(folder.parent)]
         goal = next((point for point in curve if point["nss"] >= GOAL), None)
         last = goal or (curve[-1] if curve else {"episodes": 0, "seconds": round(time.monotonic() - began)})
-        best = max((point["nss"] for point in curve), default=math.nan)
-        print(f"\r{algorithm}, {agents} agents: {last['episodes']:,.0f} episodes, NSS {best:.2f}", end="", flush=True)
+        best = max((point["nss"] for point in curve), default=None)
+        shown = "–" if best is None else f"{best:.2f}"
+        print(f"\r{algorithm}, {agents} agents: {last['episodes']:,} episodes, NSS {shown}", end="", flush=True)
         if goal or last["seconds"] >= args.max_seconds:
             process.terminate() if curve else process.kill()  # the script saves a checkpoint and ends
             _, _, usage = os.wait4(process.pid, 0)
@@ -95,7 +96,8 @@ def table(results: list[dict]) -> str:
     lines = ["| agents | algorithm | NSS | episodes | seconds | memory (MB) | parameters |", "|" + "---|" * 7]
     for one in results:
         count = sum(count_parameters(one["algorithm"], one["agents"], "decentralized").values())
-        reached = f"{GOAL} reached" if one["reached"] else f"{one['nss']:.2f} at best"  # nan: nothing was logged
+        reached = "nothing logged" if one["nss"] is None else f"{one['nss']:.2f} at best"
+        reached = f"{GOAL} reached" if one["reached"] else reached
         numbers = [f"{number:,}" for number in (one["episodes"], one["seconds"], one["memory_mb"], count)]
         lines.append(f"| {one['agents']} | {ALGORITHMS[one['algorithm']].title} | {reached} | {' | '.join(numbers)} |")
     return "\n".join(lines)

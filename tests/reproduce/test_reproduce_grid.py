@@ -53,10 +53,19 @@ def test_madaac_at_the_papers_budget_is_another_run_and_a_baseline_is_the_same()
     assert ids[0]["mairl"] == ids[1]["mairl"] and ids[0]["madaac"] != ids[1]["madaac"]
 
 
+PAPERS = "--disc-lr 0.0005 --policy-tau 0.0005 --critic-tau 0.0005"
+
+
+def test_only_madaac_has_attending_discriminators():
+    cells = make_cells(Grid(tasks="keep_away", n_demos="50", discriminators="decentralized,attention"))
+    assert {cell.algorithm for cell in cells if cell.discriminator == "attention"} == {"madaac"}
+    assert [cell.discriminator for cell in cells if cell.algorithm == "bc"] == ["none"]
+
+
 def test_commands():
     grid = Grid(tasks="keep_away", algorithms="madaac_paper", n_demos="100", madaac_args="--alpha 0.001")
     words = " ".join(start_command(make_cells(grid)[0], grid, "out", None))
-    for part in ("--n-demos 100", "--seed 1", "--updates-per-period 1 --batch-size 1000", "--alpha 0.001"):
+    for part in ("--n-demos 100", "--seed 1", "--updates-per-period 1 --batch-size 1000", "--alpha 0.001", PAPERS):
         assert part in words
     assert "--torch-threads 1" in words and "--total-timesteps 1250000" in words
     grid = Grid(episodes=100)
@@ -71,6 +80,7 @@ def test_commands():
         {"tasks": "keepaway"},
         {"algorithms": "gail"},
         {"discriminators": ","},
+        {"discriminators": "attention", "algorithms": "mairl"},
         {"n_demos": "fifty"},
         {"n_demos": "0"},
         {"n_demos": "201"},
