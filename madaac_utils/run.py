@@ -43,9 +43,9 @@ SHOWN = {
     "charts/nss": "NSS",
     "charts/pcc": "PCC",
     "losses/held_out": "held-out loss",
-    "discriminator/accuracy_expert": "D on expert",
-    "discriminator/accuracy_unseen_expert": "on unseen expert",
-    "discriminator/accuracy_learner": "on learner",
+    "discriminator/accuracy_expert": "D expert",
+    "discriminator/accuracy_unseen_expert": "unseen",
+    "discriminator/accuracy_learner": "learner",
 }
 
 

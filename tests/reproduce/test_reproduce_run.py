@@ -101,7 +101,7 @@ def test_a_grid_runs_once_and_then_nothing_is_left_to_do(folder, capsys):
     assert run() == 0
     assert sorted(notes("begin")) == sorted([IMITATE, RETRAIN])
     assert output_of(capsys, "status").startswith("2 done")
-    assert output_of(capsys, "plan").startswith("2 runs chosen, 2 done, 0 to run")
+    assert output_of(capsys, "plan").startswith("2 runs chosen, 2 need nothing, 0 to run")
 
 
 def test_kills_at_random_moments_lose_no_run_and_do_none_twice(folder):
@@ -241,7 +241,7 @@ def test_plan_names_imitations_that_are_run_again_for_their_rewards(folder, caps
     stand_ins.write_results(folder / "results", [stand_ins.row(algorithm="mairl")])
     choice = {"scale": "default", "tasks": "keep_away", "n_demos": 50, "discriminators": "decentralized"}
     lines = output_of(capsys, "plan", **choice).splitlines()
-    assert lines[0].startswith("2 runs chosen, 1 done, 2 to run")
+    assert lines[0].startswith("2 runs chosen, 0 need nothing, 2 to run")
     assert any(line.startswith("1 of them") and "reward" in line for line in lines)
 
 
@@ -302,6 +302,6 @@ def test_the_smoke_grid_with_real_scripts_and_its_report(tmp_path, capsys):
         assert row.nss == pytest.approx(summary["stochastic"]["nss"], abs=1e-4)
         assert row.episodes == 120 and row.agents == ("speaker_0", "listener_0")
         assert (results / "curves" / f"{run_id}.csv").read_text().splitlines()[-1].startswith("120,")
-    assert "4 runs chosen, 4 done, 0 to run" in output_of(capsys, "plan", **choice)
+    assert "4 runs chosen, 4 need nothing, 0 to run" in output_of(capsys, "plan", **choice)
     output_of(capsys, "report", **choice)
     assert (results / "tables" / "claims.md").is_file()
