@@ -5,9 +5,10 @@
 Each run learns from 50 demonstrations of studies/scripted_rover_tower.py until NSS over the last 500 training episodes
 is 0.9, or until it has used --max-seconds of processor time (of wall time while it has logged nothing). Runs follow one
 another, so that memory and seconds are those of one run with one torch thread. The command can be stopped; the same
-command continues.
+command continues. The table and the figure have all runs in --runs, also those of earlier commands.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -127,7 +128,10 @@ def draw(results: list[dict], out: Path) -> None:
 def main(args: Args) -> None:
     algorithms = parse_names(args.algorithms, ("madaac", "mairl", "magail"), "--algorithms")
     sizes = parse_numbers(args.agents, 4, 1024, "--agents")
-    results = [train(args, algorithm, agents) for agents in sorted(sizes) for algorithm in algorithms]
+    for agents, algorithm in itertools.product(sorted(sizes), algorithms):
+        train(args, algorithm, agents)
+    results = [read_json(path, "the result of a run") for path in args.runs.glob("*/result.json")]
+    results.sort(key=lambda one: (one["agents"], list(ALGORITHMS).index(one["algorithm"])))
     print(table(results))
     draw(results, args.out)
     print(f"written: {args.out}")
