@@ -64,18 +64,18 @@ class Args(ExperimentArgs):
     policy_max_grad_norm: float = 0.5
     """maximum norm of each policy's gradient"""
     disc_max_grad_norm: float = 10.0
-    """maximum norm of the discriminators' gradient, for each agent by itself if decentralized"""
+    """maximum norm of each discriminator's gradient"""
     hidden_size: int = 128
     """units of every hidden layer"""
     attention_heads: int = 4
-    """attention heads of the critic, and of the discriminators if they attend"""
+    """attention heads of the critic"""
     attention_regularization: float = 1e-6
     """weight of the squared attention logits (released code: 0.001, for rewards that are not divided by 25)"""
     logit_regularization: float = 1e-3
     """weight of the squared policy logits"""
-    discriminator: Literal["decentralized", "centralized", "attention"] = "decentralized"
+    discriminator: Literal["decentralized", "centralized", "shared"] = "decentralized"
     """decentralized: g_i(o_i, a_i) and h_i(o_i), one network per agent; centralized: one network for all agents;
-    attention: g_i(o_i, a_i), and an h that attends to the observations of the others (not in the paper)"""
+    shared: decentralized, but agents of the same kind have the same weights (not in the paper)"""
     disc_actions: Literal["auto", "yes", "no"] = "auto"
     """whether g sees actions; auto is the paper's choice: no if centralized, otherwise yes"""
     disc_entropy: float = 0.01
@@ -245,17 +245,33 @@ class Discriminators(nn.Module):
         super().__init__()
         obs_sizes, num_actions = torch.as_tensor(envs.obs_sizes), torch.as_tensor(envs.num_actions)
         num, widest_obs, self.widest_action = len(obs_sizes), int(obs_sizes.max()), int(num_actions.max())
-        self.gamma, self.kind, self.joint = args.gamma, args.discriminator, args.discriminator == "centralized"
+        self.gamma, self.joint = args.gamma, args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size_g = widest_obs + self.sees_actions * self.widest_action
-        if self.joint:
-            self.g, self.h = (joint_mlp(num * size, args.hidden_size, num) for size in (size_g, widest_obs))
+        if self.joint:  # stacks of one network, which sees what all agents see and has one output per agent
+            sizes = torch.tensor([[num * size_g], [num * widest_obs]])
+            self.g, self.h = (stacked_mlp(size, int(size), args.hidden_size, num) for size in sizes)
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
-            if self.kind == "attention":
-                self.h = AttentionNetwork(obs_sizes, widest_obs, args.hidden_size, args.attention_heads)
-            else:
-                self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
+            self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
+        if args.discriminator == "shared":
+            # Agents are of the same kind if their names differ by a number only: rover_0, rover_1, ...
+            names = [name.rstrip("0123456789") for name in envs.agents]
+            kinds = list(zip(names, envs.obs_sizes, envs.num_actions))
+            first_of_kind = torch.tensor([kinds.index(kind) for kind in kinds])  # [agents]
+            self.register_buffer("first_of_kind", first_of_kind, persistent=False)
+            for weight in self.weights():
+                weight.data = weight.data[first_of_kind]
+
+    def weights(self) -> list[nn.Parameter]:
+        """Those of all layers, without biases."""
+        return [parameter for name, parameter in self.named_parameters() if name.endswith("weight")]
+
+    def share_gradients(self) -> None:
+        """Sum the gradients of weights over agents of the same kind. Weights that start equal then stay equal."""
+        first = self.first_of_kind
+        for weight in self.weights():
+            weight.grad = torch.zeros_like(weight.grad).index_add_(0, first, weight.grad)[first]
 
     @property
     def reward_network(self) -> nn.Sequential:
@@ -263,7 +279,7 @@ class Discriminators(nn.Module):
 
     def apply_network(self, network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
         """[agents, batch, in] -> [agents, batch]"""
-        return network(x.transpose(0, 1).flatten(1)).T if self.joint else network(x)[..., 0]
+        return network(x.transpose(0, 1).flatten(1)[None])[0].T if self.joint else network(x)[..., 0]
 
     def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """g, the recovered reward: obs [agents, batch, widest obs], actions [agents, batch] -> [agents, batch]."""
@@ -275,36 +291,6 @@ class Discriminators(nn.Module):
         """f, [agents, batch]"""
         h, next_h = self.apply_network(self.h, torch.cat([batch.obs, batch.next_obs], 1)).chunk(2, 1)
         return self.reward(batch.obs, batch.actions) + self.gamma * next_h - h
-
-    def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        """Clip the gradient norm, of each agent by itself if decentralized; returns the (largest) norm."""
-        if self.kind == "decentralized":
-            return clip_each_agent(self, max_norm).max()
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-
-
-def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
-    """One network that sees the inputs of all agents and has one output per agent."""
-    layers = [nn.Linear(size_in, hidden), nn.LeakyReLU(), nn.Linear(hidden, hidden), nn.LeakyReLU()]
-    return nn.Sequential(*layers, nn.Linear(hidden, num_agents))
-
-
-class AttentionNetwork(nn.Module):
-    """One output per agent, from its observation and what it attends to among the observations of the others."""
-
-    def __init__(self, obs_sizes: torch.Tensor, widest_obs: int, hidden: int, heads: int):
-        super().__init__()
-        wide = torch.full_like(obs_sizes, hidden)
-        self.encode = StackedLinear(obs_sizes, widest_obs, hidden)
-        self.attention = Attention(len(obs_sizes), hidden, heads)
-        self.head = nn.Sequential(
-            StackedLinear(2 * wide, 2 * hidden, hidden), nn.LeakyReLU(), StackedLinear(wide, hidden, 1)
-        )
-
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
-        """[agents, batch, widest obs] -> [agents, batch, 1]"""
-        e = F.leaky_relu(self.encode(obs))
-        return self.head(torch.cat([e, self.attention(e, e)[0]], -1))
 
 
 # Data
@@ -424,7 +410,7 @@ def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) 
 
 
 def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Clip the gradient norm of each agent by itself; every parameter is [agents, ...]. Returns the norms [agents]."""
+    """Clip the gradient norm of each network of a stack by itself; returns the norms."""
     gradients = [parameter.grad for parameter in module.parameters()]
     norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients).sqrt()
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -520,7 +506,9 @@ def main(args: Args) -> None:
             loss, disc_metrics = discriminator_loss(logits_learner, logits_expert, args)
             disc_optimizer.zero_grad()
             loss.backward()
-            metrics["gradients/discriminator"] = discriminators.clip_gradients(args.disc_max_grad_norm)
+            metrics["gradients/discriminator"] = clip_each_agent(discriminators, args.disc_max_grad_norm).max()
+            if args.discriminator == "shared":
+                discriminators.share_gradients()
             disc_optimizer.step()
             metrics |= policy_metrics | disc_metrics
 

@@ -70,7 +70,7 @@ class Args(ExperimentArgs):
     disc_entropy: float = 0.01
     """weight of the entropy bonus of the discriminators"""
     disc_max_grad_norm: float = 10.0
-    """maximum norm of the discriminators' gradient, for each agent by itself if decentralized"""
+    """maximum norm of each discriminator's gradient"""
 
 
 if __name__ == "__main__":
@@ -132,19 +132,6 @@ def initialize_orthogonally(network: nn.Sequential, gain_out: float) -> None:
         layer.bias.zero_()
 
 
-Recording = list[tuple[torch.Tensor, torch.Tensor]]  # inputs of linear layers and outputs before the activation
-
-
-def forward_and_record(network: nn.Sequential, x: torch.Tensor, recording: Recording | None) -> torch.Tensor:
-    """The output of the network. What KFAC needs is appended to the recording, if there is one."""
-    for module in network:
-        y = module(x)
-        if recording is not None and isinstance(module, StackedLinear):
-            recording.append((x, y))
-        x = y
-    return x
-
-
 class Policies(nn.Module):
     """pi_i(a_i | o_i) of all agents."""
 
@@ -157,9 +144,9 @@ class Policies(nn.Module):
         has_action = (torch.arange(widest_action) < num_actions[:, None])[:, None]  # [agents, 1, widest action]
         self.register_buffer("has_action", has_action, persistent=False)
 
-    def forward(self, obs: torch.Tensor, recording: Recording | None = None) -> torch.Tensor:
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """obs [agents, batch, widest obs] -> logits [agents, batch, widest action]; -1e9 for actions an agent lacks."""
-        return forward_and_record(self.network, obs, recording).masked_fill(~self.has_action, -1e9)
+        return self.network(obs).masked_fill(~self.has_action, -1e9)
 
 
 def sample(log_probs: torch.Tensor) -> torch.Tensor:
@@ -189,14 +176,14 @@ class Values(nn.Module):
         others = (owner != torch.arange(num)[:, None]).float()[:, None]  # [agents, 1, sum of actions]: 0 for own action
         self.register_buffer("others", others, persistent=False)
 
-    def forward(self, obs, actions, time, recording: Recording | None = None) -> torch.Tensor:
+    def forward(self, obs: torch.Tensor, actions: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         """obs [agents, batch, widest obs], actions [agents, batch], time [batch] from 0 to 1 -> [agents, batch]."""
         num, batch, _ = obs.shape
         joint_obs = torch.cat([own[:, :size] for own, size in zip(obs, self.obs_sizes)], -1)  # [batch, sum of sizes]
         joint_action = torch.cat([F.one_hot(own, number) for own, number in zip(actions, self.num_actions)], -1)
         time = time.view(1, batch, 1).expand(num, -1, -1)
         x = torch.cat([joint_obs.expand(num, -1, -1), joint_action * self.others, time], -1)
-        return forward_and_record(self.network, x, recording)[..., 0]
+        return self.network(x)[..., 0]
 
 
 class Discriminators(nn.Module):
@@ -211,8 +198,9 @@ class Discriminators(nn.Module):
         self.gamma, self.joint = args.gamma, args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size_g = widest_obs + self.sees_actions * self.widest_action
-        if self.joint:
-            self.g, self.h = (joint_mlp(num * size, args.hidden_size, num) for size in (size_g, widest_obs))
+        if self.joint:  # stacks of one network, which sees what all agents see and has one output per agent
+            sizes = torch.tensor([[num * size_g], [num * widest_obs]])
+            self.g, self.h = (stacked_mlp(size, int(size), args.hidden_size, num) for size in sizes)
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
             self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
@@ -223,7 +211,7 @@ class Discriminators(nn.Module):
 
     def apply_network(self, network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
         """[agents, batch, in] -> [agents, batch]"""
-        return network(x.transpose(0, 1).flatten(1)).T if self.joint else network(x)[..., 0]
+        return network(x.transpose(0, 1).flatten(1)[None])[0].T if self.joint else network(x)[..., 0]
 
     def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """g, the recovered reward: obs [agents, batch, widest obs], actions [agents, batch] -> [agents, batch]."""
@@ -235,18 +223,6 @@ class Discriminators(nn.Module):
         """f, [agents, batch]"""
         h, next_h = self.apply_network(self.h, torch.cat([batch.obs, batch.next_obs], 1)).chunk(2, 1)
         return self.reward(batch.obs, batch.actions) + self.gamma * next_h - h
-
-    def clip_gradients(self, max_norm: float) -> torch.Tensor:
-        """Clip the gradient norm, of each agent by itself if decentralized; returns the (largest) norm."""
-        if self.joint:
-            return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
-        return clip_each_agent(self, max_norm).max()
-
-
-def joint_mlp(size_in: int, hidden: int, num_agents: int) -> nn.Sequential:
-    """One network that sees the inputs of all agents and has one output per agent."""
-    layers = [nn.Linear(size_in, hidden), nn.LeakyReLU(), nn.Linear(hidden, hidden), nn.LeakyReLU()]
-    return nn.Sequential(*layers, nn.Linear(hidden, num_agents))
 
 
 def discriminator_logits(batch: Transitions, discriminators: Discriminators, policies: Policies) -> torch.Tensor:
@@ -279,14 +255,22 @@ class KFAC:
         self.factors = [w.new_zeros(len(w), size, size) for w in weights for size in w.shape[1:]]
         self.eigenvalues = [torch.zeros_like(factor[:, 0]) for factor in self.factors]
         self.eigenvectors = [torch.zeros_like(factor) for factor in self.factors]
+        self.recorded = {}  # input and output of each layer in the latest forward pass that has gradients
+        for layer in self.layers:
+            layer.register_forward_hook(self.record)
+
+    def record(self, layer: StackedLinear, inputs: tuple, output: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            self.recorded[layer] = inputs[0].detach(), output
 
     @torch.no_grad()
-    def observe(self, recording: Recording, log_likelihood: torch.Tensor) -> None:
+    def observe(self, log_likelihood: torch.Tensor) -> None:
         """Update the running means A and G. The log-likelihood is a mean over the batch, summed over agents."""
-        gradients = torch.autograd.grad(log_likelihood, [output for _, output in recording], retain_graph=True)
+        inputs, outputs = zip(*(self.recorded.pop(layer) for layer in self.layers))
+        gradients = torch.autograd.grad(log_likelihood, outputs, retain_graph=True)
         vectors = []  # [agents, batch, in] and [agents, batch, out] of each layer
-        for (inputs, _), gradient in zip(recording, gradients):
-            vectors += [inputs, inputs.shape[1] * gradient]  # the factor undoes the mean: the gradient of each example
+        for x, gradient in zip(inputs, gradients):
+            vectors += [x, x.shape[1] * gradient]  # the factor undoes the mean: the gradient of each example
         for factor, x in zip(self.factors, vectors):
             second_moment = x.mT @ x / x.shape[1]
             factor.lerp_(second_moment, 1 - self.decay if self.steps else 1.0)
@@ -416,17 +400,16 @@ def mack_update(rollout, advantages, returns, policies, values, policy_kfac: KFA
     obs, actions = agents_first(rollout.obs), agents_first(rollout.actions)
     std, mean = torch.std_mean(advantages, dim=1, keepdim=True)
     normalized = (advantages - mean) / (std + 1e-8)
-    policy_recording, value_recording = [], []
-    log_probs = policies(obs, policy_recording).log_softmax(-1)
+    log_probs = policies(obs).log_softmax(-1)
     log_prob = gather_actions(log_probs, actions)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean(1)  # [agents]
-    v = values(obs, actions, rollout.time.flatten(), value_recording)
+    v = values(obs, actions, rollout.time.flatten())
 
     # The Fisher matrix, from samples of the models themselves: the actions for pi, and for V, the mean of a Gaussian,
     # v + noise. The squared error lacks its 1/2 as in the released code, so that the output of V has G of about 4.
     noisy_v = (v + torch.randn_like(v)).detach()
-    policy_kfac.observe(policy_recording, log_prob.mean(1).sum())
-    value_kfac.observe(value_recording, -(v - noisy_v).square().mean(1).sum())
+    policy_kfac.observe(log_prob.mean(1).sum())
+    value_kfac.observe(-(v - noisy_v).square().mean(1).sum())
 
     policy_loss = (-(normalized * log_prob).mean(1) - args.entropy * entropy).sum()
     value_loss = F.huber_loss(v, returns, reduction="none").mean(1).sum()
@@ -467,7 +450,7 @@ def discriminator_loss(learner: torch.Tensor, expert: torch.Tensor, args: Args) 
 
 
 def clip_each_agent(module: nn.Module, max_norm: float) -> torch.Tensor:
-    """Clip the gradient norm of each agent of a stack by itself; returns the norms [agents]."""
+    """Clip the gradient norm of each network of a stack by itself; returns the norms."""
     gradients = [parameter.grad for parameter in module.parameters()]
     norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients).sqrt()
     scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -536,7 +519,7 @@ def main(args: Args) -> None:
             loss, disc_metrics = discriminator_loss(logits[:, : len(rows)], logits[:, len(rows) :], args)
             disc_optimizer.zero_grad()
             loss.backward()
-            norm = discriminators.clip_gradients(args.disc_max_grad_norm)
+            norm = clip_each_agent(discriminators, args.disc_max_grad_norm).max()
             disc_optimizer.step()
 
         if run.due(run.log_every):

@@ -55,7 +55,7 @@ class LearnedReward:
         if self.sees_actions:  # in NumPy: for one environment, each call of torch takes longer than its work
             x = np.concatenate([x, self.one_hot[actions.astype(np.int64)]], -1)
         x = torch.as_tensor(x)
-        x = self.network(x.flatten(1)) if self.joint else self.network(x.transpose(0, 1))[..., 0].T
+        x = self.network(x.flatten(1)[None])[0] if self.joint else self.network(x.transpose(0, 1))[..., 0].T
         return REWARD_FORMS[self.form](x).numpy()
 
 

@@ -10,7 +10,6 @@ from reproduce.parameters import total_parameters
 from reproduce.stats import COLUMNS, GOALS, MIN_RUNS, PAPER_TITLES, Column, Data, Value, compare, over_episodes
 from reproduce.tables import NOTHING, cell, markdown
 
-VARIANTS = ("madaac", "madaac_paper")
 MARGIN = 0.05  # of NSS, within which two algorithms count as equally good
 YES, NO, UNDECIDED, NOT_ENOUGH = "yes", "no", "undecided", "not enough runs"
 INTRO = (
@@ -20,8 +19,8 @@ INTRO = (
     "otherwise they are refuted if the intervals do not overlap. Everything else is undecided. A claim holds if all "
     f"comparisons do and does not hold if one is refuted. A comparison needs {MIN_RUNS} runs on both sides; if a "
     "side has no run, it is not listed. The last column has the same comparisons of the numbers in the paper's own "
-    "tables. MA-DAAC has 10,000 episodes, MA-DAAC, 1 × 1,000 and the baselines have the paper's 50,000 (Rover Tower: "
-    "100,000), and BC needs none. All runs of a setting learn from the same demonstrations, so the intervals do not "
+    "tables. MA-DAAC has 10,000 episodes, the baselines have the paper's 50,000 (Rover Tower: 100,000), and BC needs "
+    "none. All runs of a setting learn from the same demonstrations, so the intervals do not "
     "cover the choice of demonstrations."
 )
 
@@ -64,7 +63,7 @@ class Claim(NamedTuple):
 
     relation: str
     tasks: Iterable[str]
-    pairs: list[tuple]  # "own" stands for a variant of MA-DAAC
+    pairs: list[tuple]
     demos: tuple[int, ...] = (50,)
     stage: str = "imitate"
     of_episodes: bool = False  # to the goal, instead of NSS
@@ -73,7 +72,7 @@ class Claim(NamedTuple):
     def columns(self) -> list[Column]:
         return [column for column in COLUMNS if column.task in self.tasks]
 
-    def comparisons(self, data: Data, own: str) -> list[Comparison]:
+    def comparisons(self, data: Data) -> list[Comparison]:
         # The NSS of each agent with a reward of its own, as in the paper's tables; episodes count for the whole task.
         places = {TASKS[task]: task for task in self.tasks}
         if not self.of_episodes:
@@ -82,7 +81,6 @@ class Claim(NamedTuple):
         for (title, place), n_demos, pair in itertools.product(places.items(), self.demos, self.pairs):
             values, texts = [], []
             for name, kind in pair:
-                name = own if name == "own" else name
                 if self.of_episodes:
                     value = episodes_to_goal(data, place, name, kind, n_demos, is_rival=bool(values))
                 else:
@@ -98,13 +96,12 @@ class Claim(NamedTuple):
 
     def in_paper(self, data: Data) -> str:
         """The results of the same comparisons of the numbers in the paper's own tables."""
-        names = {name for pair in self.pairs for name, _ in pair} - {"own"}
+        names = {name for pair in self.pairs for name, _ in pair}
         if self.of_episodes or not names <= PAPER_TITLES.keys():
             return NOTHING
         results = []
         for column, n_demos, pair in itertools.product(self.columns, self.demos, self.pairs):
-            sides = [("madaac" if name == "own" else name, kind) for name, kind in pair]
-            paper_nss = [data.values(self.stage, column, name, kind, n_demos)[-1] for name, kind in sides]
+            paper_nss = [data.values(self.stage, column, name, kind, n_demos)[-1] for name, kind in pair]
             results.append(holds(paper_nss[0], self.relation, paper_nss[1]))
         return ", ".join(f"{results.count(result)} {result}" for result in (YES, NO, UNDECIDED) if result in results)
 
@@ -124,10 +121,10 @@ def parameter_comparisons() -> list[Comparison]:
     return found
 
 
-BASELINES = [(("own", "decentralized"), (name, "decentralized")) for name in ("magail", "mairl")]
-CENTRALIZED = [(("own", "centralized"), ("mairl", "centralized"))]
-KINDS = [((name, "decentralized"), (name, "centralized")) for name in ("magail", "mairl", "own")]
-CLONING = [(("own", "decentralized"), ("bc", "none"))]
+BASELINES = [(("madaac", "decentralized"), (name, "decentralized")) for name in ("magail", "mairl")]
+CENTRALIZED = [(("madaac", "centralized"), ("mairl", "centralized"))]
+KINDS = [((name, "decentralized"), (name, "centralized")) for name in ("magail", "mairl", "madaac")]
+CLONING = [(("madaac", "decentralized"), ("bc", "none"))]
 CLAIMS = {
     f"MA-DAAC needs fewer episodes than the baselines to reach {GOALS}, with 50 demonstrations.": Claim(
         "below", HEADLINE_TASKS, BASELINES, of_episodes=True
@@ -176,18 +173,14 @@ def verdict(comparisons: list[Comparison]) -> str:
 
 
 def claims_page(data: Data) -> str:
-    claims = {title: [claim.comparisons(data, own) for own in VARIANTS] for title, claim in CLAIMS.items()}
-    claims[PARAMETER_CLAIM] = [parameter_comparisons()] * len(VARIANTS)
+    claims = {title: claim.comparisons(data) for title, claim in CLAIMS.items()}
+    claims[PARAMETER_CLAIM] = parameter_comparisons()
     verdicts, sections = [], []
-    for number, (title, by_variant) in enumerate(claims.items(), start=1):
+    for number, (title, comparisons) in enumerate(claims.items(), start=1):
         in_paper = CLAIMS[title].in_paper(data) if title in CLAIMS else NOTHING
-        verdicts.append([str(number), title, *map(verdict, by_variant), in_paper])
-        rows = []
-        for one in dict.fromkeys(itertools.chain(*by_variant)):  # both variants share some
-            if NOTHING not in (one.first, one.second):
-                rows.append(list(one))
+        verdicts.append([str(number), title, verdict(comparisons), in_paper])
+        rows = [list(one) for one in comparisons if NOTHING not in (one.first, one.second)]
         table = markdown(["setting", "first", "should be", "second", "holds"], rows)
         sections.append(f"## {number}. {title}\n\n{table}")
-    header = ["", "claim", *(ALGORITHMS[name].title for name in VARIANTS), "in the paper's tables"]
-    summary = markdown(header, verdicts)
+    summary = markdown(["", "claim", "verdict", "in the paper's tables"], verdicts)
     return "\n".join(["# The paper's claims and what was measured\n", f"{INTRO}\n", summary, *sections])

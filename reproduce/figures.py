@@ -10,7 +10,7 @@ from reproduce.parameters import AGENTS, COUNTED, total_parameters
 from reproduce.stats import MIN_RUNS, Data, mean_curve
 
 COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#555555")))
-LINES = {"decentralized": "-", "centralized": "--", "attention": ":"}
+LINES = {"decentralized": "-", "centralized": "--", "shared": ":"}
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **share) -> tuple[Figure, np.ndarray]:

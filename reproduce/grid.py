@@ -23,7 +23,7 @@ EPISODE_LENGTH = 25
 
 STAGES = {"imitate": "imitation", "retrain": "retraining"}
 PAPER_DISCRIMINATORS = ("decentralized", "centralized")
-DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "attention")  # the last one for MA-DAAC only
+DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "shared")  # the last one for MA-DAAC only
 DEMOS = (50, 100, 200)
 SHIPPED_DEMOS = 200
 SMOKE_EPISODES = 120  # a few updates of every script
@@ -69,7 +69,7 @@ class Grid:
     """magail, mairl, madaac, bc or madaac_paper, separated by commas
     (default: all but madaac_paper; smoke: mairl,madaac)"""
     discriminators: str = ""
-    """decentralized, centralized or attention, separated by commas
+    """decentralized, centralized or shared, separated by commas
     (default: decentralized,centralized; smoke: decentralized)"""
     n_demos: str = ""
     """numbers of demonstrations separated by commas (default: 50,100,200; smoke: 50)"""
@@ -193,10 +193,10 @@ def make_cells(grid: Grid) -> list[Cell]:
         for algorithm in algorithms
         for stage in sorted(stages)
         if stage == "imitate" or ALGORITHMS[algorithm].adversarial
-        if kind != "attention" or algorithm == "bc" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
+        if kind != "shared" or algorithm == "bc" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
     ]
     if not cells:
-        raise UserError("no run fits: only MA-DAAC has --discriminators attention, and BC has no reward to retrain on")
+        raise UserError("no run fits: only MA-DAAC has --discriminators shared, and BC has no reward to retrain on")
     return list(dict.fromkeys(cells))  # without discriminators, all kinds are the same run
 
 

@@ -3,7 +3,7 @@
 import functools
 import importlib
 
-from reproduce.grid import ALGORITHMS, DISCRIMINATORS, PAPER_DISCRIMINATORS
+from reproduce.grid import ALGORITHMS, PAPER_DISCRIMINATORS
 from reproduce.tables import Table
 
 AGENTS = (8, 12, 16, 24, 32, 48, 64)
@@ -45,7 +45,7 @@ def parameters_table() -> Table:
     rows = []
     for agents in AGENTS:
         for algorithm in COUNTED:
-            for kind in DISCRIMINATORS if algorithm == "madaac" else PAPER_DISCRIMINATORS:
+            for kind in PAPER_DISCRIMINATORS:
                 counts = count_parameters(algorithm, agents, kind)
                 numbers = [f"{count:,}" for count in (*counts.values(), sum(counts.values()))]
                 rows.append([str(agents), ALGORITHMS[algorithm].title, kind, *numbers])

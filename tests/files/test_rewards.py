@@ -42,7 +42,7 @@ def run(tmp_path):
 ALL_KINDS = [(script, kind) for script in (madaac, mairl, magail) for kind in ("decentralized", "centralized")]
 
 
-@pytest.mark.parametrize("script, kind", [*ALL_KINDS, (madaac, "attention")])
+@pytest.mark.parametrize("script, kind", [*ALL_KINDS, (madaac, "shared")])
 def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
     envs = make_envs(TASK, 30, 0)
     obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))
@@ -52,6 +52,30 @@ def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_p
         expected = discriminators.reward(torch.as_tensor(obs).transpose(0, 1), torch.as_tensor(actions).T).T
     np.testing.assert_allclose(reward(obs, actions), expected, atol=1e-6)
     np.testing.assert_allclose(reward(obs.astype(np.float64), actions), expected, atol=1e-6)
+
+
+class PlainJointReward(torch.nn.Module):
+    """A reader's own centralized reward, of ordinary linear layers."""
+
+    reward_form, joint, sees_actions = "g", True, False
+
+    def __init__(self, envs):
+        super().__init__()
+        size = len(envs.agents) * int(max(envs.obs_sizes))
+        layers = [torch.nn.Linear(size, 16), torch.nn.GELU(), torch.nn.Linear(16, len(envs.agents))]
+        self.reward_network = torch.nn.Sequential(*layers)
+
+    def reward(self, obs, actions):
+        return self.reward_network(obs.transpose(0, 1).flatten(1)).T
+
+
+def test_a_joint_reward_of_ordinary_linear_layers_is_served(tmp_path):
+    envs = make_envs(TASK, 30, 0)
+    obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))
+    mine = PlainJointReward(envs)
+    save_reward(tmp_path / "reward.safetensors", mine, envs)
+    expected = mine.reward(torch.as_tensor(obs).transpose(0, 1), None).T.detach()
+    np.testing.assert_allclose(learned_reward(tmp_path, envs)(obs, actions), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -22,6 +22,7 @@ from tests.maths.helpers import (
     random_transitions,
     scripts,
     small_args,
+    task,
 )
 from tests.maths.test_maac import clipped_one_by_one
 from tests.maths.watched_run import record_arguments, record_results, run_iterations
@@ -48,14 +49,6 @@ def logits(script, disc, policies, batch: Transitions) -> torch.Tensor:
     return f if script is magail else f - madaac.log_pi(policies(batch.obs), batch.actions)
 
 
-def plain_joint_mlp(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    first, second, last = (module for module in network if hasattr(module, "weight"))
-    for layer in (first, second):
-        x = layer.weight @ x + layer.bias
-        x = torch.where(x > 0, x, 0.01 * x)
-    return last.weight @ x + last.bias
-
-
 def plain_output(network, kind: str, batch: Transitions, i: int, b: int, sees_actions: bool, obs=None) -> torch.Tensor:
     """The output for agent i of one network and one transition."""
     obs = batch.obs if obs is None else obs
@@ -63,7 +56,7 @@ def plain_output(network, kind: str, batch: Transitions, i: int, b: int, sees_ac
     if sees_actions:
         inputs = [torch.cat([inputs[j], one_hot(batch.actions[j, b], 5)]) for j in range(3)]
     if kind == "centralized":
-        return plain_joint_mlp(network, torch.cat(inputs))[i]
+        return plain_mlp(network, 0, torch.cat(inputs))[i]
     return plain_mlp(network, i, inputs[i])[0]
 
 
@@ -179,66 +172,49 @@ def test_what_a_discriminator_sees(script, kind, choice):
         assert moved == [True, sees_others, sees_others]
 
 
-def plain_attending_h(network, obs: torch.Tensor, i: int, b: int) -> torch.Tensor:
-    """h of agent i for one joint observation, by loops over heads and the other agents."""
-    attention, others = network.attention, [j for j in range(3) if j != i]
-    d = attention.query.weight.shape[0] // attention.heads
-    encode, (hidden, _, out) = network.encode, network.head
-    e = [F.leaky_relu(obs[j, b] @ encode.weight[j] + encode.bias[j, 0]) for j in range(3)]
-    seen = []
-    for head in range(attention.heads):
-        rows = slice(head * d, (head + 1) * d)
-        query, key, value = (getattr(attention, name).weight[rows] for name in ("query", "key", "value"))
-        scores = torch.stack([(query @ e[i]) @ (key @ e[j]) for j in others])
-        weights = torch.softmax(scores / d**0.5, 0)
-        seen.append(sum(w * F.leaky_relu(value @ e[j] + attention.value.bias[rows]) for w, j in zip(weights, others)))
-    x = F.leaky_relu(torch.cat([e[i], *seen]) @ hidden.weight[i] + hidden.bias[i, 0])
-    return (x @ out.weight[i] + out.bias[i, 0])[0]
+def tied_f(disc, batch: Transitions, weights: dict[str, torch.Tensor], kind_of: list[int]) -> torch.Tensor:
+    """f, agent by agent, with weights [kinds, in, out] that agents of the same kind share."""
+
+    def run(name: str, x: torch.Tensor, i: int) -> torch.Tensor:
+        for k in (0, 2, 4):
+            x = x @ weights[f"{name}.{k}.weight"][kind_of[i]] + getattr(disc, name)[k].bias[i]
+            x = F.leaky_relu(x) if k < 4 else x[:, 0]
+        return x
+
+    found = []
+    for i in range(len(kind_of)):
+        g = run("g", torch.cat([batch.obs[i], one_hot(batch.actions[i], 5)], -1), i)
+        found.append(g + disc.gamma * run("h", batch.next_obs[i], i) - run("h", batch.obs[i], i))
+    return torch.stack(found)
 
 
-def test_attending_discriminators_equal_loops_and_so_do_their_gradients():
-    """f_i = g_i(o_i, a_i) + gamma h_i(o') - h_i(o), with an h that attends to the others"""
-    disc = discriminators(madaac, gamma=0.9, discriminator="attention")
-    batch, results = random_transitions(UNEQUAL), []
-    plain = torch.stack([
-        torch.stack([
-            plain_output(disc.g, "decentralized", batch, i, b, True)
-            + 0.9 * plain_attending_h(disc.h, batch.next_obs, i, b)
-            - plain_attending_h(disc.h, batch.obs, i, b)
-            for b in range(7)
-        ])
-        for i in range(3)
-    ])  # fmt: skip
-    for f in (disc(batch), plain):
+def test_shared_discriminators_equal_agents_with_tied_weights_and_biases_of_their_own():
+    envs, kind_of = copy.copy(task([4, 4, 3, 4], [5, 5, 5, 5])), [0, 0, 1, 2]
+    envs.agents = ["rover_0", "rover_1", "tower_0", "drone_0"]
+    torch.manual_seed(0)
+    disc = madaac.Discriminators(envs, small_args(madaac, discriminator="shared")).double()
+    optimizer, batch = torch.optim.Adam(disc.parameters(), 0.01), random_transitions(envs)
+    start = {name: value.detach().clone() for name, value in disc.named_parameters()}
+    weights = {name: value[[0, 2, 3]].requires_grad_() for name, value in start.items() if name.endswith("weight")}
+    tied = torch.optim.Adam(weights.values(), 0.01)
+    for _ in range(3):
         disc.zero_grad()
-        f.sin().sum().backward()
-        results.append([f, *(parameter.grad.clone() for parameter in disc.parameters())])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-8)
-
-
-def test_an_attending_h_sees_all_observations_and_g_stays_local():
-    disc = discriminators(madaac, discriminator="attention")
-    batch = random_transitions(UNEQUAL)
-    assert disc.sees_actions and not disc.joint
-    before, shifted, changed = disc(batch), batch.obs.clone(), batch.actions.clone()
-    shifted[0, :, :4] += 1.0
-    changed[0] = (changed[0] + 1) % 5
-    moved = (before != disc(batch._replace(obs=shifted))).any(1).tolist()
-    assert moved == [True, True, True]
-    moved = (before != disc(batch._replace(actions=changed))).any(1).tolist()
-    assert moved == [True, False, False]
-    reward = disc.reward(batch.obs, batch.actions)
-    assert torch.equal(reward[1:], disc.reward(shifted, changed)[1:])
-
-
-def test_gradients_of_attending_discriminators_are_clipped_together():
-    disc, batch = discriminators(madaac, discriminator="attention"), random_transitions(UNEQUAL)
-    (1000 * disc(batch)).sum().backward()
-    before = torch.cat([parameter.grad.flatten() for parameter in disc.parameters()]).norm()
-    assert disc.clip_gradients(2.0) == pytest.approx(before.item())
-    after = torch.cat([parameter.grad.flatten() for parameter in disc.parameters()]).norm()
-    assert after.item() == pytest.approx(2.0, rel=1e-4)
+        tied.zero_grad()
+        expected = tied_f(disc, batch, weights, kind_of)
+        torch.testing.assert_close(disc(batch), expected)
+        expected.sin().sum().backward()
+        disc.zero_grad()  # of the biases, which both have
+        disc(batch).sin().sum().backward()
+        disc.share_gradients()
+        for name, parameter in disc.named_parameters():
+            if name in weights:
+                torch.testing.assert_close(parameter.grad, weights[name].grad[kind_of])
+        optimizer.step()
+        tied.step()
+    for name, parameter in disc.named_parameters():
+        assert not torch.equal(parameter, start[name]), "it learns"
+        same = [torch.equal(parameter[0], parameter[i]) for i in (1, 3)]
+        assert same == [name in weights, False], "rovers share weights, but no biases, and nothing with the drone"
 
 
 @IMITATION

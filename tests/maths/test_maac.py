@@ -161,7 +161,7 @@ def plain_maac_update(script, nets: dict, batch, args) -> None:
     loss.backward()
     for name, parameter in critic.named_parameters():
         if name.startswith(SHARED):
-            parameter.grad /= 2  # the number of agents
+            parameter.grad /= len(batch.obs)  # the number of agents
     norm = torch.cat([parameter.grad.flatten() for parameter in critic.parameters()]).norm()
     assert norm > args.critic_max_grad_norm, "the test is to see the clipping"
     for parameter in critic.parameters():
@@ -190,11 +190,13 @@ def assert_same_parameters(found: nn.Module, expected: nn.Module, started: nn.Mo
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("kind", ["decentralized", "centralized", "attention"])
+@pytest.mark.parametrize("kind", ["decentralized", "centralized", "shared"])
 @pytest.mark.parametrize("changes", [{}, {"true_reward": True}], ids=["paper", "true"])
 def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, tmp_path):
-    changes = {"discriminator": kind, "disc_max_grad_norm": 0.01} | changes
-    args = madaac.Args(**SHORT, runs=str(tmp_path), learning_starts=120, **changes)
+    changes = SHORT | {"discriminator": kind, "disc_max_grad_norm": 0.01} | changes
+    if kind == "shared":
+        changes["env_id"] = "cooperative_navigation"  # three agents of one kind
+    args = madaac.Args(**changes, runs=str(tmp_path), learning_starts=120)
     learner_batches, expert_batches = [], []
     monkeypatch.setattr(madaac.ReplayBuffer, "sample", record_results(madaac.ReplayBuffer.sample, learner_batches))
     monkeypatch.setattr(Transitions, "sample", record_results(Transitions.sample, expert_batches))
@@ -218,11 +220,15 @@ def test_updates_of_madaac_are_those_of_algorithm_1(kind, changes, monkeypatch, 
         loss, _ = madaac.discriminator_loss(logits_learner, logits_expert, args)
         disc.zero_grad()
         loss.backward()
-        if kind == "decentralized":
+        if kind != "centralized":
             for parameter, gradient in zip(disc.parameters(), clipped_one_by_one(disc, 0.01)[0]):
                 parameter.grad = gradient
         else:
             nn.utils.clip_grad_norm_(disc.parameters(), 0.01)
+        if kind == "shared":
+            for name, parameter in disc.named_parameters():
+                if name.endswith("weight"):
+                    parameter.grad = parameter.grad.sum(0).repeat(3, 1, 1)
         nets["disc_optimizer"].step()
     for name in ("policies", "critic", "discriminators", "target_policies", "target_critic"):
         assert_same_parameters(run.parts[name], nets[name], run.initial[name])

@@ -57,8 +57,8 @@ PAPERS = "--disc-lr 0.0005 --policy-tau 0.0005 --critic-tau 0.0005"
 
 
 def test_only_madaac_has_attending_discriminators():
-    cells = make_cells(Grid(tasks="keep_away", n_demos="50", discriminators="decentralized,attention"))
-    assert {cell.algorithm for cell in cells if cell.discriminator == "attention"} == {"madaac"}
+    cells = make_cells(Grid(tasks="keep_away", n_demos="50", discriminators="decentralized,shared"))
+    assert {cell.algorithm for cell in cells if cell.discriminator == "shared"} == {"madaac"}
     assert [cell.discriminator for cell in cells if cell.algorithm == "bc"] == ["none"]
 
 
@@ -80,7 +80,7 @@ def test_commands():
         {"tasks": "keepaway"},
         {"algorithms": "gail"},
         {"discriminators": ","},
-        {"discriminators": "attention", "algorithms": "mairl"},
+        {"discriminators": "shared", "algorithms": "mairl"},
         {"n_demos": "fifty"},
         {"n_demos": "0"},
         {"n_demos": "201"},

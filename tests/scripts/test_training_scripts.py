@@ -557,10 +557,6 @@ def stacked_mlp(fan_in, size_in, hidden, size_out):
     )
 
 
-def joint_mlp(size_in, hidden, num_agents):
-    return nn.Sequential(nn.Linear(size_in, 24), nn.GELU(), nn.Linear(24, 8), nn.SiLU(), nn.Linear(8, num_agents))
-
-
 """
 
 
@@ -577,7 +573,7 @@ def run_variant(runs: Runs, script: Path, folder: Path, **changes) -> Finished:
     return run(script, *runs.words("madaac_discrete", folder, **changes)[1:])
 
 
-@pytest.mark.parametrize("kind", ["decentralized", "centralized", "attention"])
+@pytest.mark.parametrize("kind", ["decentralized", "centralized", "shared"])
 def test_changed_networks_are_served_as_they_were_trained(runs, tmp_path, kind):
     script, folder = variant(tmp_path, NEW_NETWORKS), runs.new_folder()
     ended = run_variant(runs, script, folder, discriminator=kind)
