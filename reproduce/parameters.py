@@ -3,7 +3,7 @@
 import functools
 import importlib
 
-from reproduce.grid import ALGORITHMS, PAPER_DISCRIMINATORS
+from reproduce.grid import ALGORITHMS, DISCRIMINATORS, PAPER_DISCRIMINATORS
 from reproduce.tables import Table
 
 AGENTS = (8, 12, 16, 24, 32, 48, 64)
@@ -28,10 +28,16 @@ def count_parameters(algorithm: str, agents: int, discriminator: str) -> dict[st
     parts = {"policies": module.Policies(task, args.hidden_size), "critics": critics}
     parts["discriminators"] = module.Discriminators(task, args)
     counts = {name: sum(weight.numel() for weight in net.parameters()) for name, net in parts.items()}
-    padding = int((task.obs_sizes.max() - task.obs_sizes).sum()) * args.hidden_size
+    padded = (task.obs_sizes.max() - task.obs_sizes) * args.hidden_size  # weights of each agent's first layer
+    padding = int(padded.sum())
     counts["policies"] -= padding
     # Two encoders of the attention critic see padded observations; MACK's values get no own action.
     counts["critics"] -= 2 * padding if attention else int(task.num_actions.sum()) * args.hidden_size
+    if discriminator == "shared":  # the weights of one agent of each kind
+        first = parts["discriminators"].first_of_kind.unique()
+        weights = sum(weight.numel() for weight in parts["discriminators"].weights())
+        counts["discriminators"] -= weights - weights // agents * len(first)
+        padding = int(padded[first].sum())
     counts["discriminators"] -= padding * (1 if algorithm == "magail" else 2)  # D, or g and h
     return counts
 
@@ -45,7 +51,7 @@ def parameters_table() -> Table:
     rows = []
     for agents in AGENTS:
         for algorithm in COUNTED:
-            for kind in PAPER_DISCRIMINATORS:
+            for kind in DISCRIMINATORS if algorithm == "madaac" else PAPER_DISCRIMINATORS:
                 counts = count_parameters(algorithm, agents, kind)
                 numbers = [f"{count:,}" for count in (*counts.values(), sum(counts.values()))]
                 rows.append([str(agents), ALGORITHMS[algorithm].title, kind, *numbers])

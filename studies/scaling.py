@@ -21,10 +21,16 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from madaac_utils.files import ROOT, UserError, exit_on_user_error, read_json, write_json, writing
 from reproduce.figures import COLOURS, panels
-from reproduce.grid import ALGORITHMS, parse_names, parse_numbers
+from reproduce.grid import parse_names, parse_numbers
 from reproduce.parameters import count_parameters
 from reproduce.store import curve_of
 
+# What is compared: title, algorithm of `reproduce`, script, discriminators and colour
+COMPARED = {
+    "mairl": ("MA-AIRL", "mairl", "mairl_mack.py", "decentralized", COLOURS["mairl"]),
+    "madaac": ("MA-DAAC", "madaac", "madaac_discrete.py", "decentralized", COLOURS["madaac"]),
+    "shared": ("MA-DAAC, shared", "madaac", "madaac_discrete.py", "shared", "#CC79A7"),
+}
 GOAL = 0.9
 EPISODES = 100_000  # more than any run gets to
 
@@ -33,8 +39,8 @@ EPISODES = 100_000  # more than any run gets to
 class Args:
     agents: str = "8,16,32,64"
     """numbers of agents separated by commas"""
-    algorithms: str = "madaac,mairl"
-    """madaac, mairl or magail, separated by commas"""
+    algorithms: str = "mairl,madaac,shared"
+    """mairl, madaac or shared (MA-DAAC with shared discriminators), separated by commas"""
     max_seconds: float = 3600
     """processor time after which a run that has not reached the goal is given up"""
     seed: int = 1
@@ -64,14 +70,15 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
         scripted = ["studies/scripted_rover_tower.py", "--agents", str(agents), "--out", str(demos)]
         if start(scripted, place / "log.txt").wait():
             raise UserError(f"recording demonstrations has failed, see {place / 'log.txt'}")
-    command = [ALGORITHMS[algorithm].script]
+    _, _, script, discriminator, _ = COMPARED[algorithm]
+    command = [script]
     begun = [path.parent for path in place.glob("*/checkpoint.pt")]
     if begun:
         command += ["--resume", str(begun[0])]
     else:
         command += ["--env-id", env_id, "--demos", str(demos), "--n-demos", "50", "--seed", str(args.seed)]
         command += ["--total-timesteps", str(EPISODES * 25), "--runs", str(place), "--torch-threads", "1"]
-        command += ["--log-every", "2500"]
+        command += ["--log-every", "2500", "--discriminator", discriminator]
     process, began = start(command, place / "log.txt"), time.monotonic()
     while process.poll() is None:
         time.sleep(5)
@@ -96,11 +103,12 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
 def table(results: list[dict]) -> str:
     lines = ["| agents | algorithm | NSS | episodes | seconds | memory (MB) | parameters |", "|" + "---|" * 7]
     for one in results:
-        count = sum(count_parameters(one["algorithm"], one["agents"], "decentralized").values())
+        title, algorithm, _, discriminator, _ = COMPARED[one["algorithm"]]
+        count = sum(count_parameters(algorithm, one["agents"], discriminator).values())
         reached = "nothing logged" if one["nss"] is None else f"{one['nss']:.2f} at best"
         reached = f"{GOAL} reached" if one["reached"] else reached
         numbers = [f"{number:,}" for number in (one["episodes"], one["seconds"], one["memory_mb"], count)]
-        lines.append(f"| {one['agents']} | {ALGORITHMS[one['algorithm']].title} | {reached} | {' | '.join(numbers)} |")
+        lines.append(f"| {one['agents']} | {title} | {reached} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
@@ -112,8 +120,9 @@ def draw(results: list[dict], out: Path) -> None:
     for axis, (name, title) in zip(axes.flat, measures.items()):
         for algorithm in dict.fromkeys(one["algorithm"] for one in results):
             own = [one for one in results if one["algorithm"] == algorithm]
-            x, y, color = [one["agents"] for one in own], [one[name] for one in own], COLOURS[algorithm]
-            axis.plot(x, y, color=color, linewidth=1.2, label=ALGORITHMS[algorithm].title)
+            label, *_, color = COMPARED[algorithm]
+            x, y = [one["agents"] for one in own], [one[name] for one in own]
+            axis.plot(x, y, color=color, linewidth=1.2, label=label)
             for one in own:
                 axis.plot(one["agents"], one[name], "o" if one["reached"] else "x", color=color)
         axis.set_xscale("log", base=2)
@@ -126,12 +135,12 @@ def draw(results: list[dict], out: Path) -> None:
 
 
 def main(args: Args) -> None:
-    algorithms = parse_names(args.algorithms, ("madaac", "mairl", "magail"), "--algorithms")
+    algorithms = parse_names(args.algorithms, COMPARED, "--algorithms")
     sizes = parse_numbers(args.agents, 4, 1024, "--agents")
     for agents, algorithm in itertools.product(sorted(sizes), algorithms):
         train(args, algorithm, agents)
     results = [read_json(path, "the result of a run") for path in args.runs.glob("*/result.json")]
-    results.sort(key=lambda one: (one["agents"], list(ALGORITHMS).index(one["algorithm"])))
+    results.sort(key=lambda one: (one["agents"], list(COMPARED).index(one["algorithm"])))
     print(table(results))
     draw(results, args.out)
     print(f"written: {args.out}")

@@ -43,7 +43,7 @@ OPTIONS = {case.script: BUDGET | case.options for case in CASES.values()}
 OPTIONS["train_expert_maac.py"] |= {"eval-episodes": 50, "store-demos": 50, "experts": "my_experts"}
 OPTIONS["bc_discrete.py"] = {"updates": 60, "num-envs": 20, "hidden-size": 16, "eval-episodes": 4}
 OPTIONS["retrain.py"] = {"total-timesteps": 1500, "num-envs": 4, "hidden-size": 16, "eval-episodes": 4}
-OPTIONS["madaac_mine.py"] = OPTIONS["madaac_discrete.py"]
+OPTIONS["madaac_mine.py"] = OPTIONS["studies/attending_discriminators.py"] = OPTIONS["madaac_discrete.py"]
 OPTIONS["eval_nss.py"] = {"episodes": 4}
 OPTIONS["studies/scaling.py"] = {"agents": 4, "max-seconds": 3}
 OPTIONS["reproduce"] = {"scale": "smoke", "runs": "runs/reproduce"}
