@@ -74,8 +74,9 @@ class Args(ExperimentArgs):
     logit_regularization: float = 1e-3
     """weight of the squared policy logits"""
     discriminator: Literal["decentralized", "centralized", "shared"] = "decentralized"
-    """decentralized: g_i(o_i, a_i) and h_i(o_i), one network per agent; centralized: one network for all agents;
-    shared: decentralized, but agents of the same kind have the same weights (not in the paper)"""
+    """decentralized: g_i(o_i, a_i) and h_i(o_i), networks of each agent; centralized: one g and one h for all agents;
+    shared: decentralized, but agents of the same kind (rover_0, rover_1, ...) have the same weights, with biases of
+    their own (not in the paper)"""
     disc_actions: Literal["auto", "yes", "no"] = "auto"
     """whether g sees actions; auto is the paper's choice: no if centralized, otherwise yes"""
     disc_entropy: float = 0.01
@@ -209,7 +210,7 @@ class AttentionCritic(nn.Module):
         )
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """Those that the losses of all agents reach. Released code: their gradient is divided by the agents' number."""
+        """Those that the losses of all agents reach; the released code divides their gradient by the agents' count."""
         return [*self.attention.parameters(), *self.encode_state_action.parameters()]
 
     def forward(self, obs: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -248,27 +249,29 @@ class Discriminators(nn.Module):
         self.gamma, self.joint = args.gamma, args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size_g = widest_obs + self.sees_actions * self.widest_action
-        if self.joint:  # stacks of one network, which sees what all agents see and has one output per agent
-            sizes = torch.tensor([[num * size_g], [num * widest_obs]])
-            self.g, self.h = (stacked_mlp(size, int(size), args.hidden_size, num) for size in sizes)
+        if self.joint:  # stacks of one network, which sees the padded inputs of all agents and has an output for each
+            self.g = stacked_mlp(torch.tensor([num * size_g]), num * size_g, args.hidden_size, num)
+            self.h = stacked_mlp(torch.tensor([num * widest_obs]), num * widest_obs, args.hidden_size, num)
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
             self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
         if args.discriminator == "shared":
-            # Agents are of the same kind if their names differ by a number only: rover_0, rover_1, ...
+            # Agents of the same kind have the same sizes, and names that differ by the number at their end only.
             names = [name.rstrip("0123456789") for name in envs.agents]
             kinds = list(zip(names, envs.obs_sizes, envs.num_actions))
+            if len(set(kinds)) == num:
+                raise UserError("no two agents are of the same kind, so `shared` would be the same as `decentralized`")
             first_of_kind = torch.tensor([kinds.index(kind) for kind in kinds])  # [agents]
             self.register_buffer("first_of_kind", first_of_kind, persistent=False)
             for weight in self.weights():
                 weight.data = weight.data[first_of_kind]
 
     def weights(self) -> list[nn.Parameter]:
-        """Those of all layers, without biases."""
+        """Those of all layers. Biases are not shared, so that agents of the same kind can have different roles."""
         return [parameter for name, parameter in self.named_parameters() if name.endswith("weight")]
 
     def share_gradients(self) -> None:
-        """Sum the gradients of weights over agents of the same kind. Weights that start equal then stay equal."""
+        """Sum the gradients of weights over agents of the same kind. Equal at first, they stay equal up to rounding."""
         first = self.first_of_kind
         for weight in self.weights():
             weight.grad = torch.zeros_like(weight.grad).index_add_(0, first, weight.grad)[first]
@@ -279,7 +282,9 @@ class Discriminators(nn.Module):
 
     def apply_network(self, network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
         """[agents, batch, in] -> [agents, batch]"""
-        return network(x.transpose(0, 1).flatten(1)[None])[0].T if self.joint else network(x)[..., 0]
+        if self.joint:
+            return network(x.transpose(0, 1).flatten(1)[None])[0].T  # [1, batch, agents * in] -> [1, batch, agents]
+        return network(x)[..., 0]
 
     def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """g, the recovered reward: obs [agents, batch, widest obs], actions [agents, batch] -> [agents, batch]."""

@@ -10,6 +10,7 @@ docs/mairl_mack.md explains the logged metrics and every departure from the pape
     python mairl_mack.py --env-id cooperative_navigation --n-demos 50
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -198,9 +199,9 @@ class Discriminators(nn.Module):
         self.gamma, self.joint = args.gamma, args.discriminator == "centralized"
         self.sees_actions = args.disc_actions == "yes" or (args.disc_actions == "auto" and not self.joint)
         size_g = widest_obs + self.sees_actions * self.widest_action
-        if self.joint:  # stacks of one network, which sees what all agents see and has one output per agent
-            sizes = torch.tensor([[num * size_g], [num * widest_obs]])
-            self.g, self.h = (stacked_mlp(size, int(size), args.hidden_size, num) for size in sizes)
+        if self.joint:  # stacks of one network, which sees the padded inputs of all agents and has an output for each
+            self.g = stacked_mlp(torch.tensor([num * size_g]), num * size_g, args.hidden_size, num)
+            self.h = stacked_mlp(torch.tensor([num * widest_obs]), num * widest_obs, args.hidden_size, num)
         else:
             self.g = stacked_mlp(obs_sizes + self.sees_actions * num_actions, size_g, args.hidden_size, 1)
             self.h = stacked_mlp(obs_sizes, widest_obs, args.hidden_size, 1)
@@ -211,7 +212,9 @@ class Discriminators(nn.Module):
 
     def apply_network(self, network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
         """[agents, batch, in] -> [agents, batch]"""
-        return network(x.transpose(0, 1).flatten(1)[None])[0].T if self.joint else network(x)[..., 0]
+        if self.joint:
+            return network(x.transpose(0, 1).flatten(1)[None])[0].T  # [1, batch, agents * in] -> [1, batch, agents]
+        return network(x)[..., 0]
 
     def reward(self, obs: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
         """g, the recovered reward: obs [agents, batch, widest obs], actions [agents, batch] -> [agents, batch]."""
@@ -255,18 +258,24 @@ class KFAC:
         self.factors = [w.new_zeros(len(w), size, size) for w in weights for size in w.shape[1:]]
         self.eigenvalues = [torch.zeros_like(factor[:, 0]) for factor in self.factors]
         self.eigenvectors = [torch.zeros_like(factor) for factor in self.factors]
-        self.recorded = {}  # input and output of each layer in the latest forward pass that has gradients
-        for layer in self.layers:
-            layer.register_forward_hook(self.record)
+        self.recorded = []
 
-    def record(self, layer: StackedLinear, inputs: tuple, output: torch.Tensor) -> None:
-        if torch.is_grad_enabled():
-            self.recorded[layer] = inputs[0].detach(), output
+    @contextlib.contextmanager
+    def recording(self):
+        """Record the inputs and outputs of the linear layers in a forward pass, for `observe`."""
+        self.recorded = []
+        hooks = [layer.register_forward_hook(self.record) for layer in self.layers]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def record(self, layer: StackedLinear, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        self.recorded.append((inputs[0], output))
 
     @torch.no_grad()
     def observe(self, log_likelihood: torch.Tensor) -> None:
         """Update the running means A and G. The log-likelihood is a mean over the batch, summed over agents."""
-        inputs, outputs = zip(*(self.recorded.pop(layer) for layer in self.layers))
+        (inputs, outputs), self.recorded = zip(*self.recorded), []
         gradients = torch.autograd.grad(log_likelihood, outputs, retain_graph=True)
         vectors = []  # [agents, batch, in] and [agents, batch, out] of each layer
         for x, gradient in zip(inputs, gradients):
@@ -400,10 +409,12 @@ def mack_update(rollout, advantages, returns, policies, values, policy_kfac: KFA
     obs, actions = agents_first(rollout.obs), agents_first(rollout.actions)
     std, mean = torch.std_mean(advantages, dim=1, keepdim=True)
     normalized = (advantages - mean) / (std + 1e-8)
-    log_probs = policies(obs).log_softmax(-1)
+    with policy_kfac.recording():
+        log_probs = policies(obs).log_softmax(-1)
+    with value_kfac.recording():
+        v = values(obs, actions, rollout.time.flatten())
     log_prob = gather_actions(log_probs, actions)
     entropy = -(log_probs.exp() * log_probs).sum(-1).mean(1)  # [agents]
-    v = values(obs, actions, rollout.time.flatten())
 
     # The Fisher matrix, from samples of the models themselves: the actions for pi, and for V, the mean of a Gaussian,
     # v + noise. The squared error lacks its 1/2 as in the released code, so that the output of V has G of about 4.

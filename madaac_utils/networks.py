@@ -1,8 +1,8 @@
 """Networks on disk: files that describe the network they hold, so that a changed network is read back as changed.
 
-A network is an `nn.Sequential` of linear layers and activations. A linear layer is either `nn.Linear` or a stack of
-one layer per agent with weight [agents, in, out] and bias [agents, 1, out]. Its tensors are saved as weight_0, bias_0,
-weight_1, ... and the header lists the layers.
+A network is an `nn.Sequential` of linear layers and activations. A linear layer is either `nn.Linear` or a stack with
+weight [networks, in, out] and bias [networks, 1, out]: one network per agent, or a joint one for all. Its tensors are
+saved as weight_0, bias_0, weight_1, ... and the header lists the layers.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def describe(network: nn.Sequential, envs, kind: str, **header) -> tuple[dict[st
 
 
 class SavedNetwork:
-    """A network rebuilt from its description. Inputs are [agents, batch, in] for stacks, [batch, in] otherwise."""
+    """A network rebuilt from its description. Inputs are [networks, batch, in] for stacks."""
 
     def __init__(self, layers: list, tensors: dict[str, torch.Tensor]):
         self.steps, number = [], 0

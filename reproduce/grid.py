@@ -23,7 +23,8 @@ EPISODE_LENGTH = 25
 
 STAGES = {"imitate": "imitation", "retrain": "retraining"}
 PAPER_DISCRIMINATORS = ("decentralized", "centralized")
-DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "shared")  # the last one for MA-DAAC only
+DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "shared")  # the last one for MA-DAAC only, on
+SHARING_TASKS = ("cooperative_navigation", *LARGE_TASKS)  # tasks with several agents of the same kind
 DEMOS = (50, 100, 200)
 SHIPPED_DEMOS = 200
 SMOKE_EPISODES = 120  # a few updates of every script
@@ -193,11 +194,18 @@ def make_cells(grid: Grid) -> list[Cell]:
         for algorithm in algorithms
         for stage in sorted(stages)
         if stage == "imitate" or ALGORITHMS[algorithm].adversarial
-        if kind != "shared" or algorithm == "bc" or ALGORITHMS[algorithm].script == "madaac_discrete.py"
+        if kind != "shared" or algorithm == "bc" or can_share(algorithm, task)
     ]
     if not cells:
-        raise UserError("no run fits: only MA-DAAC has --discriminators shared, and BC has no reward to retrain on")
+        raise UserError(
+            "no run fits: only MA-DAAC has --discriminators shared, in tasks with several agents of the same kind, and "
+            "BC has no reward to retrain on"
+        )
     return list(dict.fromkeys(cells))  # without discriminators, all kinds are the same run
+
+
+def can_share(algorithm: str, task: str) -> bool:
+    return ALGORITHMS[algorithm].script == "madaac_discrete.py" and task in SHARING_TASKS
 
 
 def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell:

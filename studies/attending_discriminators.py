@@ -3,7 +3,8 @@
     python studies/attending_discriminators.py --env-id rover_tower_8 --n-demos 50 --total-timesteps 100000
 
 Keys, queries and values are shared by all agents, as in the critic, so that parameters grow linearly with their number.
-All arguments are those of madaac_discrete.py. docs/madaac_discrete.md has the result.
+All arguments are those of madaac_discrete.py. The run folder says that the run is one of madaac_discrete.py with
+decentralized discriminators, and it cannot be resumed. docs/madaac_discrete.md has the result.
 """
 
 import sys

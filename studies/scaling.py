@@ -15,21 +15,29 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from madaac_utils.files import ROOT, UserError, exit_on_user_error, read_json, write_json, writing
 from reproduce.figures import COLOURS, panels
-from reproduce.grid import parse_names, parse_numbers
+from reproduce.grid import ALGORITHMS, parse_names, parse_numbers
 from reproduce.parameters import count_parameters
 from reproduce.store import curve_of
 
-# What is compared: title, algorithm of `reproduce`, script, discriminators and colour
+
+class Compared(NamedTuple):
+    title: str
+    algorithm: str  # as `reproduce` calls it
+    discriminator: str
+    colour: str
+
+
 COMPARED = {
-    "mairl": ("MA-AIRL", "mairl", "mairl_mack.py", "decentralized", COLOURS["mairl"]),
-    "madaac": ("MA-DAAC", "madaac", "madaac_discrete.py", "decentralized", COLOURS["madaac"]),
-    "shared": ("MA-DAAC, shared", "madaac", "madaac_discrete.py", "shared", "#CC79A7"),
+    "mairl": Compared("MA-AIRL", "mairl", "decentralized", COLOURS["mairl"]),
+    "madaac": Compared("MA-DAAC", "madaac", "decentralized", COLOURS["madaac"]),
+    "shared": Compared("MA-DAAC, shared", "madaac", "shared", "#CC79A7"),
 }
 GOAL = 0.9
 EPISODES = 100_000  # more than any run gets to
@@ -70,15 +78,14 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
         scripted = ["studies/scripted_rover_tower.py", "--agents", str(agents), "--out", str(demos)]
         if start(scripted, place / "log.txt").wait():
             raise UserError(f"recording demonstrations has failed, see {place / 'log.txt'}")
-    _, _, script, discriminator, _ = COMPARED[algorithm]
-    command = [script]
+    command = [ALGORITHMS[COMPARED[algorithm].algorithm].script]
     begun = [path.parent for path in place.glob("*/checkpoint.pt")]
     if begun:
         command += ["--resume", str(begun[0])]
     else:
         command += ["--env-id", env_id, "--demos", str(demos), "--n-demos", "50", "--seed", str(args.seed)]
         command += ["--total-timesteps", str(EPISODES * 25), "--runs", str(place), "--torch-threads", "1"]
-        command += ["--log-every", "2500", "--discriminator", discriminator]
+        command += ["--log-every", "2500", "--discriminator", COMPARED[algorithm].discriminator]
     process, began = start(command, place / "log.txt"), time.monotonic()
     while process.poll() is None:
         time.sleep(5)
@@ -103,12 +110,12 @@ def train(args: Args, algorithm: str, agents: int) -> dict:
 def table(results: list[dict]) -> str:
     lines = ["| agents | algorithm | NSS | episodes | seconds | memory (MB) | parameters |", "|" + "---|" * 7]
     for one in results:
-        title, algorithm, _, discriminator, _ = COMPARED[one["algorithm"]]
-        count = sum(count_parameters(algorithm, one["agents"], discriminator).values())
+        kind = COMPARED[one["algorithm"]]
+        count = sum(count_parameters(kind.algorithm, one["agents"], kind.discriminator).values())
         reached = "nothing logged" if one["nss"] is None else f"{one['nss']:.2f} at best"
         reached = f"{GOAL} reached" if one["reached"] else reached
         numbers = [f"{number:,}" for number in (one["episodes"], one["seconds"], one["memory_mb"], count)]
-        lines.append(f"| {one['agents']} | {title} | {reached} | {' | '.join(numbers)} |")
+        lines.append(f"| {one['agents']} | {kind.title} | {reached} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
 
@@ -120,9 +127,8 @@ def draw(results: list[dict], out: Path) -> None:
     for axis, (name, title) in zip(axes.flat, measures.items()):
         for algorithm in dict.fromkeys(one["algorithm"] for one in results):
             own = [one for one in results if one["algorithm"] == algorithm]
-            label, *_, color = COMPARED[algorithm]
-            x, y = [one["agents"] for one in own], [one[name] for one in own]
-            axis.plot(x, y, color=color, linewidth=1.2, label=label)
+            x, y, color = [one["agents"] for one in own], [one[name] for one in own], COMPARED[algorithm].colour
+            axis.plot(x, y, color=color, linewidth=1.2, label=COMPARED[algorithm].title)
             for one in own:
                 axis.plot(one["agents"], one[name], "o" if one["reached"] else "x", color=color)
         axis.set_xscale("log", base=2)

@@ -92,7 +92,6 @@ class Reader:
         words = [name for word in words for name in self.expand(word)]
         if "--resume" in words:  # takes no arguments but a larger budget
             words = [word if word != "500000" else "1200" for word in words]
-            words += ["--experts", "my_experts"] if script == "train_expert_maac.py" else []
         elif "--help" not in words:
             options = OPTIONS.get(script, {})
             if "--env-id" in words:

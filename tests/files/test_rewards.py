@@ -42,7 +42,7 @@ def run(tmp_path):
 ALL_KINDS = [(script, kind) for script in (madaac, mairl, magail) for kind in ("decentralized", "centralized")]
 
 
-@pytest.mark.parametrize("script, kind", [*ALL_KINDS, (madaac, "shared")])
+@pytest.mark.parametrize("script, kind", ALL_KINDS)
 def test_a_learned_reward_is_what_the_discriminator_computed(script, kind, tmp_path):
     envs = make_envs(TASK, 30, 0)
     obs, actions = envs.reset(), random_actions(envs.num_actions, 0)(np.zeros(30))

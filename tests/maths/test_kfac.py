@@ -85,7 +85,8 @@ def one_layer(script, agents=2, size_in=4, size_out=3, damping=0.01):
 
 def observe(kfac, inputs, gradients):
     """Let a KFAC of one layer see inputs, and gradients of each example's log-likelihood by the outputs."""
-    outputs = kfac.layers[0](inputs)
+    with kfac.recording():
+        outputs = kfac.layers[0](inputs)
     kfac.observe((outputs * gradients).sum(-1).mean(1).sum())
 
 

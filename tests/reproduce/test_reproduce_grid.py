@@ -6,7 +6,8 @@ import pytest
 import stand_ins
 
 from madaac_utils.files import UserError
-from reproduce.grid import Grid, episodes_of, make_cells, resume_command, start_command
+from particle_envs import make_task
+from reproduce.grid import TASKS, Grid, episodes_of, make_cells, resume_command, start_command
 from reproduce.local import estimate_text
 from reproduce.rows import read_rows, write_rows
 from reproduce.store import Workspace
@@ -56,10 +57,14 @@ def test_madaac_at_the_papers_budget_is_another_run_and_a_baseline_is_the_same()
 PAPERS = "--disc-lr 0.0005 --policy-tau 0.0005 --critic-tau 0.0005"
 
 
-def test_only_madaac_has_attending_discriminators():
-    cells = make_cells(Grid(tasks="keep_away", n_demos="50", discriminators="decentralized,shared"))
-    assert {cell.algorithm for cell in cells if cell.discriminator == "shared"} == {"madaac"}
-    assert [cell.discriminator for cell in cells if cell.algorithm == "bc"] == ["none"]
+def test_only_madaac_has_shared_discriminators_and_only_where_agents_are_of_the_same_kind():
+    cells = make_cells(Grid(tasks="all", n_demos="50", stages="imitate", discriminators="decentralized,shared"))
+    shared = {(cell.task, cell.algorithm) for cell in cells if cell.discriminator == "shared"}
+    assert {algorithm for _, algorithm in shared} == {"madaac"}
+    for task in TASKS:
+        kinds = [name.rstrip("0123456789") for name in make_task(task, 1).agents]
+        assert ((task, "madaac") in shared) == (len(set(kinds)) < len(kinds))
+    assert {cell.discriminator for cell in cells if cell.algorithm == "bc"} == {"none"}
 
 
 def test_commands():
@@ -81,6 +86,7 @@ def test_commands():
         {"algorithms": "gail"},
         {"discriminators": ","},
         {"discriminators": "shared", "algorithms": "mairl"},
+        {"discriminators": "shared", "tasks": "keep_away", "algorithms": "madaac"},
         {"n_demos": "fifty"},
         {"n_demos": "0"},
         {"n_demos": "201"},

@@ -168,6 +168,7 @@ def test_the_headline_has_50_demonstrations_that_are_not_centralized_and_few_col
         ("Keep Away", "BC", "0.600 (1)"),
     ]
     assert table.header[:2] == ["task", "algorithm"] and len(table.rows[0]) == len(table.header)
+    assert "50 demonstrations" in table.caption and "decentralized" in table.caption
 
 
 def test_other_arguments_stand_beside_the_same_seeds_without_them(load):
@@ -281,6 +282,12 @@ def test_parameters_of_the_attention_critic_grow_linearly_and_those_of_mack_do_n
     assert ours[2] / ours[0] < 4.5 and mack[2] / mack[0] > 8
     policies = count_parameters("madaac", 8, "decentralized")["policies"]
     assert policies == count_parameters("mairl", 8, "decentralized")["policies"] == 149_032
+
+
+def test_shared_weights_are_counted_once_per_kind_and_biases_per_agent():
+    # Rovers see 13 numbers and 5 actions, towers 8 and 5: weights of g and h of one rover and one tower, with 8 biases
+    weights = sum(128 * (size + 5) + 128 * size + 2 * (128 * 128 + 128) for size in (13, 8))
+    assert count_parameters("madaac", 8, "shared")["discriminators"] == weights + 8 * 2 * (128 + 128 + 1)
 
 
 # The whole report
