@@ -33,9 +33,11 @@ def add_legend(figure: Figure) -> None:
     figure.legend(lines.values(), lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
 
 
-def draw(axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demos: int, x: str, y: str) -> None:
+def draw(
+    axis, data: Data, stage: str, task: str, kinds: tuple[str, ...], n_demos: int, x: str, y: str, names=COLOURS
+) -> None:
     """The mean curve of each algorithm and kind of discriminator."""
-    for name, kind in itertools.product(COLOURS, kinds):
+    for name, kind in itertools.product(names, kinds):
         rows = data.get(stage, task, name, kind, n_demos) if ALGORITHMS[name].adversarial else []
         places, value = mean_curve([data.curves[row.run_id] for row in rows], x, y)
         if value.runs:
@@ -85,7 +87,7 @@ def headline_figure(data: Data) -> Figure | None:
     figure, axes = panels(len(units), len(tasks), (3.0, 2.5), sharey="all")
     for (column, task), (row, unit) in itertools.product(enumerate(tasks), enumerate(units)):
         axis = axes[row, column]
-        draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss")
+        draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss", names=("magail", "mairl", "madaac"))
         axis.set_xscale("log" if axis.get_legend_handles_labels()[0] else "linear")
         cloning = data.nss("imitate", task, "bc", "none", 50)
         axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2, label="BC")
