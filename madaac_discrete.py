@@ -75,8 +75,7 @@ class Args(ExperimentArgs):
     """weight of the squared policy logits"""
     discriminator: Literal["decentralized", "centralized", "shared"] = "decentralized"
     """decentralized: g_i(o_i, a_i) and h_i(o_i), networks of each agent; centralized: one g and one h for all agents;
-    shared: decentralized, but agents of the same kind (rover_0, rover_1, ...) have the same weights, with biases of
-    their own (not in the paper)"""
+    shared (not in the paper): decentralized, with equal weights for agents of one kind (rover_0, rover_1, ...)"""
     disc_actions: Literal["auto", "yes", "no"] = "auto"
     """whether g sees actions; auto is the paper's choice: no if centralized, otherwise yes"""
     disc_entropy: float = 0.01

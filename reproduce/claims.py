@@ -20,7 +20,8 @@ INTRO = (
     f"comparisons do and does not hold if one is refuted. A comparison needs {MIN_RUNS} runs on both sides; if a "
     "side has no run, it is not listed. The last column has the same comparisons of the numbers in the paper's own "
     "tables. MA-DAAC has 10,000 episodes, the baselines have the paper's 50,000 (Rover Tower: 100,000), and BC needs "
-    "none. All runs of a setting learn from the same demonstrations, so the intervals do not "
+    "none. A baseline's run that does not reach the goal counts with all its episodes, the least that it would "
+    "need. All runs of a setting learn from the same demonstrations, so the intervals do not "
     "cover the choice of demonstrations."
 )
 
@@ -86,6 +87,8 @@ class Claim(NamedTuple):
                 else:
                     _, _, value, _ = data.values(self.stage, place, name, kind, n_demos)
                 text = cell(value, 0 if self.of_episodes else 3)
+                if self.of_episodes and values and (missed := data.missed_goal(place, name, kind, n_demos)):
+                    text += f", {missed} of them not at the goal"
                 text = "goal not always reached" if math.isinf(value.mean) else text
                 values.append(value)
                 label = ALGORITHMS[name].title if kind == "none" else f"{ALGORITHMS[name].title}, {kind}"

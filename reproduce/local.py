@@ -35,7 +35,7 @@ def estimate_text(work: Workspace, cells: list[Cell], workers: int) -> str:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+    print(f"{time.strftime('%H:%M:%S')}  {text}\n", end="", flush=True)  # in one piece, also from several threads
 
 
 def progress_text(folder: Path | None) -> str:

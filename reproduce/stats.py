@@ -129,6 +129,10 @@ class Data:
             return []
         return [float(np.interp(episodes, curve["episodes"], curve["nss"])) for curve in curves]
 
+    def missed_goal(self, *place) -> int:
+        """How many runs of a setting never reach the goal."""
+        return self.to_goal(self.get("imitate", *place), "episodes").count(math.inf)
+
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
         """Episodes or seconds until each curve, read every CURVE_STEP episodes, is at the goal; inf if it never is."""
         found = []
