@@ -45,9 +45,9 @@ def plan(args: Args, cells: list[Cell], work: Workspace) -> None:
     print(f"{len(cells)} runs chosen, {len(set(cells) - set(todo))} need nothing, {len(todo)} to run")
     print(f"time with {workers} at a time: {estimate_text(work, todo, workers)}")
     if again := sum(map(work.is_done, todo)):
-        print(f"{again} finished runs are repeated: retraining needs their rewards, and rows have only scores")
+        print(f"{again} of the runs are repeated: retraining needs their rewards, and rows have only scores")
     if again := sum(cell.run_id in work.rows and not work.current_row(cell) for cell in todo):
-        print(f"{again} runs are repeated: their rows were measured with another expert than that in experts/")
+        print(f"{again} of the runs are repeated: their rows were measured with another expert than that in experts/")
     print(f"\n{'stage':<9}{'task':<27}{'algorithm':<14}{'episodes':>13}{'runs':>6}{'time each':>11}")
     groups = {}
     for cell in sorted(todo, key=lambda cell: (cell.stage, list(TASKS).index(cell.task))):

@@ -242,7 +242,7 @@ def test_plan_names_imitations_that_are_run_again_for_their_rewards(folder, caps
     choice = {"scale": "default", "tasks": "keep_away", "n_demos": 50, "discriminators": "decentralized"}
     lines = output_of(capsys, "plan", **choice).splitlines()
     assert lines[0].startswith("2 runs chosen, 0 need nothing, 2 to run")
-    assert any(line.startswith("1 of the runs") and "reward" in line for line in lines)
+    assert any(line.startswith("1 ") and "reward" in line for line in lines)
 
 
 def test_progress_and_curve_come_from_the_run_folder(tmp_path):
