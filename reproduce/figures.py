@@ -112,13 +112,12 @@ def parameters_figure() -> Figure:
 
 
 def all_figures(data: Data) -> list[tuple[str, str, Figure | None]]:
-    """Name, caption and figure; None without data."""
-    headline = "NSS against episodes and, if known, processor seconds: 50 demonstrations, decentralized discriminators."
+    """Name, title and figure; None without data."""
     return [
-        ("headline", headline, headline_figure(data)),
-        ("imitation_small", "NSS during imitation, small tasks.", curves_figure(data, "imitate", SMALL_TASKS)),
-        ("imitation_large", "NSS during imitation, Rover Tower.", curves_figure(data, "imitate", LARGE_TASKS)),
-        ("retraining", "NSS during retraining on recovered rewards.", curves_figure(data, "retrain", TASKS)),
-        ("pcc", "Correlation of learned with true rewards.", curves_figure(data, "retrain", TASKS, "pcc")),
-        ("parameters", "Trainable parameters in Rover Tower, decentralized.", parameters_figure()),
+        ("headline", "Imitation of 50 demonstrations, decentralized discriminators", headline_figure(data)),
+        ("imitation_small", "NSS during imitation, small tasks", curves_figure(data, "imitate", SMALL_TASKS)),
+        ("imitation_large", "NSS during imitation, Rover Tower", curves_figure(data, "imitate", LARGE_TASKS)),
+        ("retraining", "NSS during retraining on recovered rewards", curves_figure(data, "retrain", TASKS)),
+        ("pcc", "Correlation of learned with true rewards", curves_figure(data, "retrain", TASKS, "pcc")),
+        ("parameters", "Trainable parameters in Rover Tower, decentralized", parameters_figure()),
     ]

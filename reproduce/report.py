@@ -16,17 +16,16 @@ from reproduce.tables import all_tables
 def write_report(grid: Grid, paper: Path) -> list[Path]:
     """The files that were written, in results/tables and results/figures."""
     data, folder = load(grid, paper), grid.results_folder
-    used = f"Made from {sum(map(len, data.runs.values()))} rows of `runs.csv`. {data.left_out}"
+    tables, pages, written = [*all_tables(data), parameters_table()], {"claims.md": claims_page(data)}, []
+    pages |= {f"{table.name}.md": table.page() for table in tables}
+    links = "".join(f"- [{table.title}]({table.name}.md)\n" for table in tables)
     index = (
-        f"# Results beside the paper's\n\n{used} Each cell averages the runs of one setting over seeds. "
-        f"Figures show means over runs, with 95 % t intervals from {MIN_RUNS} runs on.\n\n"
-        "The paper's claims with their verdicts are in [claims.md](claims.md).\n"
+        f"# Results beside the paper's\n\nMade from {sum(map(len, data.runs.values()))} rows of `runs.csv`. "
+        f"{data.left_out} Each cell averages the runs of one setting over seeds. Figures show means over runs, with "
+        f"95 % t intervals from {MIN_RUNS} runs on.\n\n"
+        f"- [The paper's claims and what was measured](claims.md)\n{links}"
     )
-    pages, written = {"claims.md": claims_page(data)}, []
-    for table in [*all_tables(data), parameters_table()]:
-        pages[f"{table.name}.md"] = table.page()
-        index += f"\n#{table.page()}"  # one level lower
-    for name, caption, figure in all_figures(data):
+    for name, title, figure in all_figures(data):
         path = folder / "figures" / f"{name}.png"
         if figure is None:
             path.unlink(missing_ok=True)  # made from other rows
@@ -36,7 +35,7 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
             image = Image.open(temporary).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE)
             image.save(temporary, optimize=True)  # a quarter of the size
         written.append(path)
-        index += f"\n## Figure: {name}\n\n{caption}\n\n![{name}](../figures/{name}.png)\n"
+        index += f"\n## {title}\n\n![{name}](../figures/{name}.png)\n"
     for name, text in (pages | {"index.md": index}).items():
         written.append(folder / "tables" / name)
         with writing(written[-1]) as temporary:

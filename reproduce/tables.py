@@ -1,4 +1,4 @@
-"""Tables as Markdown: the paper's six, the headline, sample efficiency, and runs with other arguments."""
+"""Tables as Markdown: the paper's six, the headline, experts, correlations, sample efficiency, other arguments."""
 
 import itertools
 import math
@@ -21,19 +21,26 @@ from reproduce.stats import COLUMNS, CURVE_STEP, GOALS, MIN_RUNS, Data, Value, o
 from reproduce.store import expert_scores
 
 NOTHING = "–"
+PAPER_ALGORITHMS = ("magail", "mairl", "madaac")
 EARLY = (2000, 10_000)  # episodes at which curves are compared
-VALUES = ["score", "paper's score", "NSS", "paper's NSS"]
-PLACE = ["task", "demonstrations", "discriminator", "algorithm"]
+PLACE = ["task", "demonstrations", "discriminator"]
 CELLS = (
     f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    "interval. *MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps; "
-    "*MA-DAAC, 1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates; *BC* is "
+    "interval."
+)
+VARIANTS = (
+    "*MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps; *MA-DAAC, "
+    "1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates; *BC* is "
     "behavioural cloning, which needs no episodes."
 )
-MARKS = (
-    "NSS = (score − random) / (expert − random), by each side's own expert and random scores, because the experts are "
-    "not the same. The mark compares it with the paper's: ↑ our interval over runs lies above the paper's (10 runs), "
-    f"↓ below, = they overlap. Fewer than {MIN_RUNS} runs get no mark."
+BUDGETS = (
+    "MA-DAAC has the defaults of its script and 10,000 episodes, the baselines and retraining have the paper's 50,000 "
+    "(Rover Tower: 100,000), and BC is behavioural cloning, which needs none."
+)
+NSS = (
+    "NSS = (score − random) / (expert − random), by each side's own scores of [experts.md](experts.md), because the "
+    "experts are not the same. The mark compares it with the paper's: ↑ our interval over runs lies above the paper's "
+    f"(10 runs), ↓ below, = they overlap. Fewer than {MIN_RUNS} runs get no mark."
 )
 
 
@@ -70,55 +77,90 @@ def paper_cell(value: Value) -> str:
     return cell(value, 3).removesuffix(f" ({stats.PAPER_RUNS})")
 
 
-def value_cells(score: Value, paper_score: Value, nss: Value, paper_nss: Value) -> list[str]:
+def nss_cells(nss: Value, paper_nss: Value) -> list[str]:
     mark = {None: "", 1: " ↑", 0: " =", -1: " ↓"}[stats.compare(nss, paper_nss)]
-    return [cell(score), paper_cell(paper_score), cell(nss, 3) + mark, paper_cell(paper_nss)]
+    return [cell(nss, 3) + mark, paper_cell(paper_nss)]
 
 
-def settings(data: Data, stage: str, tasks) -> list[tuple[str, int, str, str]]:
-    """Task, number of demonstrations, discriminator and algorithm of each row: all of the paper, and what has runs."""
-    found = []
-    for task, n_demos, kind, name in itertools.product(tasks, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS):
-        in_paper = name in ("magail", "mairl", "madaac") and kind in PAPER_DISCRIMINATORS
-        if in_paper or (stage, task, name, kind, n_demos) in data.runs:
-            found.append((task, n_demos, kind, name))
-    return found
+def beside_paper(
+    data: Data, stage: str, tasks, cells_of, algorithms=PAPER_ALGORITHMS, kinds=DISCRIMINATORS
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a table with two columns per algorithm, ours and the paper's, and one for BC.
+
+    The rows are all settings of the paper, and others that have runs. cells_of(column, algorithm, discriminator,
+    number of demonstrations) returns the two cells.
+    """
+    header, rows = list(PLACE), []
+    for algorithm in algorithms:
+        header += [ALGORITHMS[algorithm].title, f"{ALGORITHMS[algorithm].title}, paper"]
+    header += ["BC"] * (stage == "imitate")
+    for column, n_demos, kind in itertools.product(COLUMNS, DEMOS, kinds):
+        in_paper, has_runs = kind in PAPER_DISCRIMINATORS, data.get(stage, column.task, "madaac", kind, n_demos)
+        if column.task in tasks and (in_paper or has_runs):
+            cells = [text for algorithm in algorithms for text in cells_of(column, algorithm, kind, n_demos)]
+            cells += cells_of(column, "bc", kind, n_demos)[: stage == "imitate"]
+            rows.append([column.title, str(n_demos), kind, *cells])
+    return header, rows
 
 
-def score_table(data: Data, scale: str, tasks, stage: str) -> Table:
-    """One of the paper's four tables of scores, with NSS beside them."""
-    rows, retrain = [], stage == "retrain"
-    for column in [column for column in COLUMNS if column.task in tasks]:
-        for who, nss in (("random", "0"), ("expert", "1")):
-            ours, paper = column.pick(expert_scores(column.task, who)), data.paper_score(stage, column, who)
-            cells = [number(ours, 2), paper_cell(paper), nss, nss, NOTHING]
-            rows.append([column.title, NOTHING, NOTHING, who, *cells, *[NOTHING] * retrain])
-        for task, n_demos, kind, name in settings(data, stage, [column.task]):
-            runs = data.get(stage, task, name, kind, n_demos)
-            cells = value_cells(*data.values(stage, column, name, kind, n_demos))
-            cells.append(f"{runs[0].episodes:,}" if runs else NOTHING)
-            cells += [cell(over_runs([row.pcc for row in runs]))] if retrain else []
-            rows.append([column.title, str(n_demos), kind, ALGORITHMS[name].title, *cells])
-    caption = f"{CELLS} {MARKS}" + " PCC is the correlation of learned with true rewards." * retrain
-    name = f"{scale}_scale_{STAGES[stage]}"
-    title = name.replace("_scale_", "-scale ").capitalize()
-    return Table(name, title, caption, [*PLACE, *VALUES, "episodes", *["PCC"] * retrain], rows)
+def paper_tables(data: Data, scale: str, tasks, stage: str) -> list[Table]:
+    """One of the paper's four tables of scores, as NSS and as scores."""
+    name, title = f"{scale}_scale_{STAGES[stage]}", f"{scale.capitalize()}-scale {STAGES[stage]}"
+
+    def nss(column, *setting) -> list[str]:
+        return nss_cells(*data.values(stage, column, *setting)[2:])
+
+    def scores(column, *setting) -> list[str]:
+        score, paper_score, _, _ = data.values(stage, column, *setting)
+        return [cell(score), paper_cell(paper_score)]
+
+    return [
+        Table(name, f"{title}, NSS", f"{NSS} {CELLS} {BUDGETS}", *beside_paper(data, stage, tasks, nss)),
+        Table(f"{name}_scores", f"{title}, scores", f"{CELLS} {BUDGETS}", *beside_paper(data, stage, tasks, scores)),
+    ]
 
 
 def relative_table(data: Data, stage: str) -> Table:
-    """The paper's table of differences to MA-GAIL, Rover Tower, decentralized."""
+    """The paper's table of differences to MA-GAIL, Rover Tower, decentralized; as NSS."""
+
+    def cells_of(column, name, *setting) -> list[str]:
+        ours, magail = (data.values(stage, column, one, *setting)[2:] for one in (name, "magail"))
+        return nss_cells(*(one.minus(other) for one, other in zip(ours, magail)))
+
+    name, title = f"relative_{STAGES[stage]}", f"Large-scale {STAGES[stage]}, NSS minus that of MA-GAIL"
+    caption = f"The number of runs is the smaller one of the two algorithms. {NSS} {CELLS} {BUDGETS}"
+    parts = beside_paper(data, stage, LARGE_TASKS, cells_of, ("mairl", "madaac"), ("decentralized",))
+    return Table(name, title, caption, *parts)
+
+
+def experts_table(data: Data) -> Table:
     rows = []
-    for column in [column for column in COLUMNS if column.task in LARGE_TASKS]:
-        for _, n_demos, kind, name in settings(data, stage, [column.task]):
-            if name == "magail" or kind not in ("decentralized", "none"):
-                continue
-            ours, magail = (data.values(stage, column, one, "decentralized", n_demos) for one in (name, "magail"))
-            cells = value_cells(*(one.minus(other) for one, other in zip(ours, magail)))
-            rows.append([column.title, str(n_demos), ALGORITHMS[name].title, *cells])
-    caption = f"After {STAGES[stage]}, decentralized, minus MA-GAIL's; in brackets the smaller of the numbers of runs."
-    name, title = f"relative_{STAGES[stage]}", f"Relative to MA-GAIL, {STAGES[stage]}"
-    header = ["task", "demonstrations", "algorithm", *VALUES]
-    return Table(name, title, f"{caption} {CELLS} {MARKS}", header, rows)
+    for column in COLUMNS:
+        cells = []
+        for who in ("random", "expert"):
+            ours, paper = column.pick(expert_scores(column.task, who)), data.paper_score("imitate", column, who)
+            cells += [number(ours, 2), paper_cell(paper)]
+        rows.append([column.title, *cells])
+    caption = "Mean returns of an episode: of random play, and of the expert that takes its most probable actions."
+    return Table(
+        "experts",
+        "Experts and random play",
+        caption,
+        ["task", "random", "random, paper", "expert", "expert, paper"],
+        rows,
+    )
+
+
+def pcc_table(data: Data) -> Table:
+    rows = []
+    for task, n_demos, kind in itertools.product(TASKS, DEMOS, DISCRIMINATORS):
+        runs = [data.get("retrain", task, name, kind, n_demos) for name in PAPER_ALGORITHMS]
+        if any(runs):
+            cells = [cell(over_runs([row.pcc for row in group])) for group in runs]
+            rows.append([TASKS[task], str(n_demos), kind, *cells])
+    caption = f"Pearson correlation of learned with true rewards of single steps at the end of retraining. {CELLS}"
+    header = [*PLACE, *(ALGORITHMS[name].title for name in PAPER_ALGORITHMS)]
+    return Table("pcc", "Correlation of rewards", caption, header, rows)
 
 
 def goal_cells(data: Data, runs: list) -> list[str]:
@@ -132,19 +174,20 @@ def goal_cells(data: Data, runs: list) -> list[str]:
 def efficiency_table(data: Data) -> Table:
     """What imitation reaches and how fast."""
     rows = []
-    for task, n_demos, kind, name in settings(data, "imitate", TASKS):
-        if runs := data.get("imitate", task, name, kind, n_demos):
+    everything = itertools.product(TASKS, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS)
+    for task, n_demos, kind, name in everything:
+        if runs := data.runs.get(("imitate", task, name, kind, n_demos)):
             cells = [cell(over_runs(data.nss_after(runs, episodes)), 2) for episodes in EARLY]
             cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
             cells += goal_cells(data, runs)
             cells.append(cell(over_runs([row.seconds for row in runs]), 0))
             rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells])
-    header = [*PLACE, *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
+    header = [*PLACE, "algorithm", *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
     header += ["episodes to the goal", "seconds to the goal", "seconds"]
     caption = (
         "NSS after a number of episodes is that of the last 500 training episodes. "
         f"The goal is the first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}. "
-        f"Seconds are processor seconds of one core. {CELLS}"
+        f"Seconds are processor seconds of one core. {CELLS} {VARIANTS}"
     )
     return Table("efficiency", "Sample efficiency", f"Imitation. {caption}", header, rows)
 
@@ -193,7 +236,7 @@ def settings_table(data: Data) -> Table:
         "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is the "
         f"first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}; a shorter run that does not "
         "reach it might do so later. Seconds are processor seconds of one core. The last column is the NSS of new "
-        f"policies that were trained on the reward after so many episodes. {CELLS}"
+        f"policies that were trained on the reward after so many episodes. {CELLS} {VARIANTS}"
     )
     header = ["task", "algorithm", "seeds", "arguments", *(f"NSS after {episodes:,}" for episodes in points)]
     header += ["episodes to the goal", "seconds to the goal", "seconds per 1,000 episodes", "episodes", "retrained NSS"]
@@ -208,8 +251,10 @@ def all_tables(data: Data) -> list[Table]:
     scales, efficiency = {"small": SMALL_TASKS, "large": LARGE_TASKS}.items(), efficiency_table(data)
     return [
         headline_table(efficiency),
-        *(score_table(data, scale, tasks, stage) for scale, tasks in scales for stage in STAGES),
+        *(table for scale, tasks in scales for stage in STAGES for table in paper_tables(data, scale, tasks, stage)),
         *(relative_table(data, stage) for stage in STAGES),
+        experts_table(data),
+        pcc_table(data),
         efficiency,
         settings_table(data),
     ]

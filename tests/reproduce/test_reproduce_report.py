@@ -90,33 +90,44 @@ def test_which_rows_count_depends_on_arguments_budget_expert_and_episodes_but_no
 # Tables
 
 
-def test_a_cell_has_mean_interval_and_number_of_runs_beside_the_papers(load):
+def test_a_cell_has_mean_interval_and_number_of_runs_and_the_papers_stands_beside_it(load):
     data = load([*seeds(0.8, 0.9, 1.0), *seeds(0.9, n_demos=100), *seeds(0.5, algorithm="bc")])
-    table = tables.score_table(data, "small", SMALL_TASKS, "imitate")
+    nss, scores = tables.paper_tables(data, "small", SMALL_TASKS, "imitate")
     place = ("Keep Away, pusher", "50", "decentralized")
     half = scipy_stats.t.ppf(0.975, 2) * 10 / math.sqrt(3)  # scores 40, 30 and 20
-    assert lookup(table, "score", *place, "MA-DAAC") == f"30.00 ± {half:.2f} (3)"
-    assert lookup(table, "NSS", *place, "MA-DAAC") == f"0.900 ± {half / 100:.3f} (3) ="
-    assert lookup(table, "paper's score", *place, "MA-DAAC") == "44.329 ± 3.457"
-    assert lookup(table, "NSS", "Keep Away, pusher", "100", "decentralized", "MA-DAAC") == "0.900 (1)", "no mark"
-    assert lookup(table, "score", *place, "MA-GAIL") == "–"
-    assert lookup(table, "score", "Keep Away, pusher", "50", "none", "BC") == "70.00 (1)"
-    assert lookup(table, "score", "Keep Away, pusher", "–", "–", "expert") == "20.00"
-    assert lookup(table, "paper's score", "Keep Away, pusher", "–", "–", "expert").startswith("44.449")
+    assert lookup(scores, "MA-DAAC", *place) == f"30.00 ± {half:.2f} (3)"
+    assert lookup(nss, "MA-DAAC", *place) == f"0.900 ± {half / 100:.3f} (3) ="
+    assert lookup(scores, "MA-DAAC, paper", *place) == "44.329 ± 3.457"
+    assert lookup(nss, "MA-DAAC", "Keep Away, pusher", "100", "decentralized") == "0.900 (1)", "no mark"
+    assert lookup(scores, "MA-GAIL", *place) == "–"
+    assert lookup(scores, "BC", *place) == "70.00 (1)"
+    assert {len(row) for row in nss.rows} == {len(nss.header)}
+    experts = tables.experts_table(data)
+    assert lookup(experts, "expert", "Keep Away, pusher") == "20.00"
+    assert lookup(experts, "expert, paper", "Keep Away, pusher") == "44.449 ± 1.673"
+
+
+def test_shared_discriminators_have_a_row_if_there_are_runs(load):
+    place = {"task": "rover_tower_16", "discriminator": "shared"}
+    nss, _ = tables.paper_tables(load(seeds(0.7, **place)), "large", LARGE_TASKS, "imitate")
+    assert [row[:2] for row in nss.rows if row[2] == "shared"] == [["Rover Tower, 16 agents", "50"]]
+    assert lookup(nss, "MA-DAAC", "Rover Tower, 16 agents", "50", "shared") == "0.700 (1)"
 
 
 def test_marks_compare_nss_with_the_papers(load):
     """The paper's NSS of MA-DAAC in Keep Away is 1.00 ± 0.05 for the pusher, who wants a low score."""
     marks = [((0.5, 0.51, 0.52), "(3) ↓"), ((1.5, 1.51, 1.52), "(3) ↑"), ((1.0, 1.01, 1.02), "(3) =")]
     for values, mark in [*marks, ((0.5, 0.51), "(2)")]:
-        table = tables.score_table(load(seeds(*values)), "small", SMALL_TASKS, "imitate")
-        assert lookup(table, "NSS", "Keep Away, pusher", "50", "decentralized", "MA-DAAC").endswith(mark)
+        nss, _ = tables.paper_tables(load(seeds(*values)), "small", SMALL_TASKS, "imitate")
+        assert lookup(nss, "MA-DAAC", "Keep Away, pusher", "50", "decentralized").endswith(mark)
 
 
-def test_retraining_has_the_correlation_of_rewards(load):
-    table = tables.score_table(load(seeds(0.5, stage="retrain")), "small", SMALL_TASKS, "retrain")
-    assert lookup(table, "PCC", "Keep Away, reacher", "50", "decentralized", "MA-DAAC") == "0.25 (1)"
-    assert "BC" not in {row[3] for row in table.rows}
+def test_retraining_has_the_correlation_of_rewards_and_no_behavioural_cloning(load):
+    data = load(seeds(0.5, stage="retrain"))
+    assert lookup(tables.pcc_table(data), "MA-DAAC", "Keep Away", "50", "decentralized") == "0.25 (1)"
+    nss, scores = tables.paper_tables(data, "small", SMALL_TASKS, "retrain")
+    assert "BC" not in nss.header + scores.header
+    assert {len(row) for row in nss.rows} == {len(nss.header)}
 
 
 def test_differences_to_magail(load):
@@ -124,13 +135,13 @@ def test_differences_to_magail(load):
     rows = seeds(0.1, 0.11, 0.12, algorithm="magail", **place) + seeds(0.9, 0.91, 0.92, **place)
     rows += seeds(0.5, algorithm="mairl", **place) + seeds(0.2, algorithm="bc", **place)
     table = tables.relative_table(load(rows), "imitate")
-    half = scipy_stats.t.ppf(0.975, 2) * 1.2 / math.sqrt(3) * math.sqrt(2)
-    title = ("Rover Tower, 8 agents", "50")
-    assert lookup(table, "score", *title, "MA-DAAC") == f"96.00 ± {half:.2f} (3)"
-    assert lookup(table, "NSS", *title, "MA-DAAC").endswith("(3) ↑")
-    assert lookup(table, "paper's score", *title, "MA-DAAC").startswith("46.684 ± ")
-    assert lookup(table, "NSS", *title, "MA-AIRL").endswith("(1)"), "too few runs for a mark"
-    assert lookup(table, "score", *title, "BC") == "10.80 (1)"
+    half = scipy_stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3) * math.sqrt(2)
+    setting = ("Rover Tower, 8 agents", "50", "decentralized")
+    assert lookup(table, "MA-DAAC", *setting) == f"0.800 ± {half:.3f} (3) ↑"
+    assert lookup(table, "MA-DAAC, paper", *setting).startswith("0.344 ± ")
+    assert lookup(table, "MA-AIRL", *setting).endswith("(1)"), "too few runs for a mark"
+    assert lookup(table, "BC", *setting) == "0.090 (1)"
+    assert "MA-GAIL" not in table.header
 
 
 def test_episodes_and_seconds_to_the_goal(load):
