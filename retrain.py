@@ -30,7 +30,8 @@ class Args(ExperimentArgs):
     demos: str = ""
     """demonstrations that define the expert's score, for --true-reward without a run"""
     total_timesteps: int = 0
-    """environment steps over all copies; 0 is the paper's 50,000 episodes, 100,000 for rover_tower"""
+    """environment steps over all copies; 0 is 20,000 episodes with MAAC (paper: 100,000), and the paper's 50,000 with
+    MACK, 100,000 for rover_tower"""
     true_reward: bool = False
     """train on the task's own reward instead: what the learner can reach at best"""
     reward_sha256: tyro.conf.Suppress[str] = ""
@@ -245,7 +246,8 @@ def main(args: Args) -> None:
     if args.rl == "maac" and args.hidden_size % maac.Args().attention_heads:
         raise UserError(f"--hidden-size must be a multiple of {maac.Args().attention_heads}, got {args.hidden_size}")
     references = reference_scores(args.env_id, demos)
-    args.total_timesteps = total_timesteps(args, envs, paper_episodes(args.env_id))
+    default_episodes = 20_000 if args.rl == "maac" else paper_episodes(args.env_id)
+    args.total_timesteps = total_timesteps(args, envs, default_episodes)
     if args.rl == "maac" and args.total_timesteps <= maac.Args().learning_starts:
         raise UserError(f"--total-timesteps must exceed {maac.Args().learning_starts}, where learning starts")
     train = train_mack if args.rl == "mack" else train_maac

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from madaac_utils.files import ROOT, UserError
-from madaac_utils.paper import paper_episodes
+from madaac_utils.paper import paper_episodes, paper_learner
 
 SMALL_TASKS = {
     "keep_away": "Keep Away",
@@ -79,8 +79,8 @@ class Grid:
     stages: str = "imitate,retrain"
     """imitate, retrain or both, separated by a comma"""
     scale: Literal["default", "paper", "smoke"] = "default"
-    """default: the paper's number of episodes for MA-GAIL, MA-AIRL and retraining, the scripts' own for the others;
-    paper: the paper's for all; smoke: a few tiny runs that show that everything works"""
+    """default: the paper's number of episodes for MA-GAIL, MA-AIRL and retraining by MACK, the scripts' own for the
+    others; paper: the paper's for all; smoke: a few tiny runs that show that everything works"""
     episodes: int = 0
     """another number of episodes per run; a run that ended with fewer is continued"""
     madaac_args: str = ""
@@ -224,7 +224,9 @@ def episodes_of(cell: Cell, grid: Grid) -> int:
         return 0
     if grid.episodes or grid.scale == "smoke":
         return grid.episodes or SMOKE_EPISODES
-    own = cell.stage == "imitate" and algorithm.own_budget and cell.budget == "default"
+    own = algorithm.own_budget and cell.budget == "default"
+    if cell.stage == "retrain":
+        own = grid.scale == "default" and paper_learner(cell.task) == "maac"
     return 0 if own else paper_episodes(cell.task)
 
 

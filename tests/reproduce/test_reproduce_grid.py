@@ -40,8 +40,10 @@ def test_budgets():
         assert default["imitate", task, "mairl"] == default["imitate", task, "madaac_paper"] == episodes
         for algorithm in ("madaac", "bc"):
             assert default["imitate", task, algorithm] == 0, "the script's own"
-        assert default["retrain", task, "madaac"] == episodes
         assert paper["imitate", task, "madaac"] == episodes and paper["imitate", task, "bc"] == 0
+        assert paper["retrain", task, "madaac"] == episodes
+    assert default["retrain", "keep_away", "mairl"] == 50_000
+    assert default["retrain", "rover_tower_8", "mairl"] == 0, "MAAC has the script's own"
     smoke = budget(scale="smoke")
     assert len(smoke) == 4 and all(episodes < 200 for episodes in smoke.values())
 
