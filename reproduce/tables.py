@@ -34,8 +34,8 @@ VARIANTS = (
     "behavioural cloning, which needs no episodes."
 )
 BUDGETS = (
-    "MA-DAAC has the defaults of its script and 10,000 episodes, the baselines and retraining have the paper's 50,000 "
-    "(Rover Tower: 100,000), and BC is behavioural cloning, which needs none."
+    "MA-DAAC has the defaults of its script and 10,000 episodes, the baselines have the paper's 50,000 (Rover Tower: "
+    "100,000), retraining has 50,000 (Rover Tower: 20,000), and BC is behavioural cloning, which needs none."
 )
 NSS = (
     "NSS = (score − random) / (expert − random), by each side's own scores of [experts.md](experts.md), because the "
@@ -227,19 +227,21 @@ def settings_table(data: Data) -> Table:
             for arguments, (runs, retrained) in {"": without, **group}.items():
                 if runs:
                     cells = [cell(over_runs(data.nss_after(runs, episodes))) for episodes in points]
-                    cells += [*goal_cells(data, runs), per_thousand(runs)]
-                    cells += [f"{runs[0].episodes:,}", cell(over_runs([row.nss for row in retrained]), 3)]
+                    cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
+                    cells += [goal_cells(data, runs)[0], per_thousand(runs)]
+                    cells.append(cell(over_runs([row.nss for row in retrained]), 3))
                     label = f"`{arguments}`" if arguments else "none"
                     rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])
     caption = (
         "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
         "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is the "
         f"first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}; a shorter run that does not "
-        "reach it might do so later. Seconds are processor seconds of one core. The last column is the NSS of new "
-        f"policies that were trained on the reward after so many episodes. {CELLS} {VARIANTS}"
+        "reach it might do so later. Seconds are processor seconds of one core. The final NSS is that of 500 fresh "
+        "episodes, and the last column that of new policies that were trained on the recovered reward. "
+        f"{CELLS} {VARIANTS}"
     )
     header = ["task", "algorithm", "seeds", "arguments", *(f"NSS after {episodes:,}" for episodes in points)]
-    header += ["episodes to the goal", "seconds to the goal", "seconds per 1,000 episodes", "episodes", "retrained NSS"]
+    header += ["final NSS", "episodes", "episodes to the goal", "seconds per 1,000 episodes", "retrained NSS"]
     return Table("settings", "Other settings", caption, header, rows)
 
 
