@@ -12,7 +12,7 @@ from scipy import stats
 from madaac_utils.files import UserError
 from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, TASKS, Grid, make_cell
 from reproduce.rows import CURVE_COLUMNS, Row, read_curve, read_paper, read_rows
-from reproduce.store import is_current_expert, warn
+from reproduce.store import expert_scores, is_current_expert, warn
 
 MIN_RUNS = 3  # fewer runs get no interval, no mark and no verdict
 PAPER_RUNS = 10
@@ -30,11 +30,21 @@ class Value(NamedTuple):
     runs: int
 
     def minus(self, other: "Value") -> "Value":
-        """The difference of two independent values."""
-        return Value(self.mean - other.mean, math.hypot(self.half, other.half), min(self.runs, other.runs))
+        """The difference of two independent values, with Welch's interval."""
+        half = math.nan
+        if min(self.runs, other.runs) > 1:
+            variances = [(value.half / student(value.runs - 1)) ** 2 for value in (self, other)]  # of the means
+            spread = sum(variance**2 / (value.runs - 1) for variance, value in zip(variances, (self, other)))
+            half = student(sum(variances) ** 2 / spread) * math.sqrt(sum(variances)) if spread else 0.0
+        return Value(self.mean - other.mean, half, min(self.runs, other.runs))
 
 
 MISSING = Value(math.nan, math.nan, 0)
+
+
+def student(degrees: float) -> float:
+    """The number of standard errors in half a 95 % interval."""
+    return stats.t.ppf(0.975, degrees)
 
 
 def over_runs(values) -> Value:
@@ -44,7 +54,7 @@ def over_runs(values) -> Value:
     if runs == 0:
         return MISSING
     spread = values.std(axis=0, ddof=1) if runs > 1 else np.full(values.shape[1:], np.nan)
-    half = stats.t.ppf(0.975, max(1, runs - 1)) * spread / math.sqrt(runs)
+    half = student(max(1, runs - 1)) * spread / math.sqrt(runs)
     return Value(values.mean(axis=0), half, runs)
 
 
@@ -54,13 +64,17 @@ def over_episodes(values: list[float]) -> Value:
     return value._replace(half=max(value.half, CURVE_STEP / 2)) if value.mean else value
 
 
-def compare(one: Value, other: Value) -> int | None:
-    """1 if the first interval lies above the second, -1 if below, 0 if they overlap; None with fewer than 3 runs."""
-    if min(one.runs, other.runs) < MIN_RUNS:
+def compare(one: Value, other: Value, common_error: float = 0.0) -> int | None:
+    """1 if the interval of the difference lies above 0, -1 if below, 0 if it contains 0; None with fewer than 3 runs.
+
+    The common error is one that all runs of a side share, so that their spread does not show it.
+    """
+    difference = one.minus(other)
+    if difference.runs < MIN_RUNS:
         return None
-    if abs(one.mean - other.mean) <= one.half + other.half:
+    if abs(difference.mean) <= math.hypot(difference.half, common_error):
         return 0
-    return 1 if one.mean > other.mean else -1
+    return 1 if difference.mean > 0 else -1
 
 
 class Column(NamedTuple):
@@ -121,6 +135,29 @@ class Data:
         paper_nss = Value((paper.mean - random) / (expert - random), paper.half / abs(expert - random), paper.runs)
         return [score, paper, nss, paper_nss]
 
+    def reference_error(self, column: Column, nss: float, paper_nss: float) -> float:
+        """The error of our NSS minus the paper's that comes from both sides' scores of the expert and random play."""
+        ours, paper = [], []
+        for who in ("expert", "random"):
+            scores = [column.pick(expert_scores(column.task, who, what)) for what in ("mean", "interval_95")]
+            ours.append(Value(*scores, runs=1))
+            paper.append(self.paper_score("imitate", column, who))
+        errors = []
+        for value, (expert, random) in ((nss, ours), (paper_nss, paper)):
+            error = math.hypot(value * expert.half, (1 - value) * random.half)
+            errors.append(error / (expert.mean - random.mean))
+        return math.hypot(*errors)
+
+    def task_nss(self, stage: str, task: str, *setting) -> tuple[Value, Value]:
+        """NSS of a whole task, ours and the paper's. Where agents compete, 1 - |NSS - 1|: above 1 is no better."""
+        columns = [column for column in COLUMNS if column.task == task]
+        ours = [np.mean([column.nss(row) for column in columns]) for row in self.get(stage, task, *setting)]
+        papers = [self.values(stage, column, *setting)[-1] for column in columns]
+        mean, half = (np.mean([value[k] for value in papers]) for k in (0, 1))
+        if len(columns) > 1:
+            ours, mean = [1 - abs(nss - 1) for nss in ours], 1 - abs(mean - 1)
+        return over_runs(ours), Value(mean, half, papers[0].runs)
+
     def nss_after(self, rows: list[Row], episodes: int) -> list[float]:
         """NSS of the training curves after so many episodes; empty if a curve begins later or ends before."""
         curves = [self.curves[row.run_id] for row in rows]
@@ -128,10 +165,6 @@ class Data:
         if not all(len(point) and point[0] <= episodes <= point[-1] for point in points):
             return []
         return [float(np.interp(episodes, curve["episodes"], curve["nss"])) for curve in curves]
-
-    def missed_goal(self, *place) -> int:
-        """How many runs of a setting never reach the goal."""
-        return self.to_goal(self.get("imitate", *place), "episodes").count(math.inf)
 
     def to_goal(self, rows: list[Row], unit: str) -> list[float]:
         """Episodes or seconds until each curve, read every CURVE_STEP episodes, is at the goal; inf if it never is."""

@@ -26,11 +26,11 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
-def expert_scores(task: str, who: str = "expert") -> dict[str, float]:
-    """Scores by agent of today's expert, or of random play; empty if the task has no expert."""
+def expert_scores(task: str, who: str = "expert", what: str = "mean") -> dict[str, float]:
+    """Scores by agent of today's expert, or of random play, or their "interval_95"; empty if there is no expert."""
     path = EXPERTS / task / "card.json"
     card = read_json(path, "the card of an expert")["scores"] if path.is_file() else {}
-    return {agent: score["mean"] for agent, score in card.get(who, {}).items()}
+    return {agent: score[what] for agent, score in card.get(who, {}).items()}
 
 
 def is_current_expert(run: Cell | Row, scores: tuple[float, ...]) -> bool:

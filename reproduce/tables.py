@@ -24,23 +24,37 @@ NOTHING = "–"
 PAPER_ALGORITHMS = ("magail", "mairl", "madaac")
 EARLY = (2000, 10_000)  # episodes at which curves are compared
 PLACE = ["task", "demonstrations", "discriminator"]
+SETTINGS = list(itertools.product((*DISCRIMINATORS, "none"), DEMOS))
 CELLS = (
     f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    "interval."
+    f"interval. {NOTHING} is not measured."
+)
+FINAL = "of the policies after training, which draw their actions at random, over 500 fresh episodes"
+GOAL = (
+    f"A run reaches the goal when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is at "
+    f"least {GOALS}. Intervals of episodes are at least ± {CURVE_STEP // 2}."
+)
+EFFICIENCY = (
+    "NSS after a number of episodes is that of the last 500 training episodes, while the policies change; the final "
+    f"NSS is that {FINAL}, mean over agents. {GOAL} Seconds are processor seconds of one core."
 )
 VARIANTS = (
-    "*MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps; *MA-DAAC, "
-    "1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates; *BC* is "
-    "behavioural cloning, which needs no episodes."
+    "*MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps. *MA-DAAC, "
+    "1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates."
 )
-BUDGETS = (
-    "MA-DAAC has the defaults of its script and 10,000 episodes, the baselines have the paper's 50,000 (Rover Tower: "
-    "100,000), retraining has 50,000 (Rover Tower: 20,000), and BC is behavioural cloning, which needs none."
-)
+BUDGETS = {
+    "imitate": f"{VARIANTS} MA-DAAC has 10,000 episodes and all others the paper's 50,000 (Rover Tower: 100,000). *BC* "
+    "is behavioural cloning, which needs none and has no discriminator.",
+    "retrain": f"{VARIANTS} Rewards of MA-DAAC are from 10,000 episodes and all others from the paper's 50,000 (Rover "
+    "Tower: 100,000). Retraining has 50,000 episodes of MACK, on Rover Tower 20,000 of MAAC (paper: 100,000).",
+}
 NSS = (
-    "NSS = (score − random) / (expert − random), by each side's own scores of [experts.md](experts.md), because the "
-    "experts are not the same. The mark compares it with the paper's: ↑ our interval over runs lies above the paper's "
-    f"(10 runs), ↓ below, = they overlap. Fewer than {MIN_RUNS} runs get no mark."
+    f"NSS = (score − random) / (expert − random) {FINAL}: 0 is random play and 1 is the expert. Columns with *paper* "
+    "have the paper's scores in terms of the paper's own expert and random scores, and all others have ours in terms "
+    "of ours ([experts.md](experts.md)). On Rover Tower it is the NSS of the mean score over agents, because the paper "
+    "has no other. The mark after our value says whether it is above (↑) or below (↓) the paper's by the 95 % interval "
+    "of the difference (Welch, over runs and with the errors of the expert and random scores; the paper has 10 runs); "
+    f"≈ is neither. Fewer than {MIN_RUNS} runs get no mark."
 )
 
 
@@ -73,32 +87,40 @@ def cell(value: Value, digits: int = 2) -> str:
     return f"{number(value.mean, digits)}{half} ({value.runs})"
 
 
+def signed(value: Value, digits: int) -> str:
+    """A difference."""
+    if math.isnan(value.half):
+        return NOTHING
+    return f"{'+' if value.mean > 0 else ''}{number(value.mean, digits)} ± {number(value.half, digits)}"
+
+
 def paper_cell(value: Value) -> str:
     return cell(value, 3).removesuffix(f" ({stats.PAPER_RUNS})")
-
-
-def nss_cells(nss: Value, paper_nss: Value) -> list[str]:
-    mark = {None: "", 1: " ↑", 0: " =", -1: " ↓"}[stats.compare(nss, paper_nss)]
-    return [cell(nss, 3) + mark, paper_cell(paper_nss)]
 
 
 def beside_paper(
     data: Data, stage: str, tasks, cells_of, algorithms=PAPER_ALGORITHMS, kinds=DISCRIMINATORS
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table with two columns per algorithm, ours and the paper's, and one for BC.
+    """Header and rows of a table with two columns per algorithm, ours and the paper's, and one for each of the others.
 
     The rows are all settings of the paper, and others that have runs. cells_of(column, algorithm, discriminator,
     number of demonstrations) returns the two cells.
     """
+    others = [name for name in ALGORITHMS if name not in PAPER_ALGORITHMS]
+    others = [
+        name for name in others if any(data.runs.get((stage, task, name, *k)) for task in tasks for k in SETTINGS)
+    ]
     header, rows = list(PLACE), []
-    for algorithm in algorithms:
-        header += [ALGORITHMS[algorithm].title, f"{ALGORITHMS[algorithm].title}, paper"]
-    header += ["BC"] * (stage == "imitate")
+    for name in algorithms:
+        header += [ALGORITHMS[name].title, f"{ALGORITHMS[name].title}, paper"]
+    header += [ALGORITHMS[name].title for name in others]
     for column, n_demos, kind in itertools.product(COLUMNS, DEMOS, kinds):
         in_paper, has_runs = kind in PAPER_DISCRIMINATORS, data.get(stage, column.task, "madaac", kind, n_demos)
         if column.task in tasks and (in_paper or has_runs):
-            cells = [text for algorithm in algorithms for text in cells_of(column, algorithm, kind, n_demos)]
-            cells += cells_of(column, "bc", kind, n_demos)[: stage == "imitate"]
+            cells = [text for name in algorithms for text in cells_of(column, name, kind, n_demos)]
+            for name in others:  # behavioural cloning stands in the first row of its demonstrations only
+                applies = ALGORITHMS[name].adversarial or kind == kinds[0]
+                cells.append(cells_of(column, name, kind, n_demos)[0] if applies else "")
             rows.append([column.title, str(n_demos), kind, *cells])
     return header, rows
 
@@ -108,27 +130,33 @@ def paper_tables(data: Data, scale: str, tasks, stage: str) -> list[Table]:
     name, title = f"{scale}_scale_{STAGES[stage]}", f"{scale.capitalize()}-scale {STAGES[stage]}"
 
     def nss(column, *setting) -> list[str]:
-        return nss_cells(*data.values(stage, column, *setting)[2:])
+        _, _, ours, paper = data.values(stage, column, *setting)
+        error = data.reference_error(column, ours.mean, paper.mean)
+        mark = {None: "", 1: " ↑", 0: " ≈", -1: " ↓"}[stats.compare(ours, paper, error)]
+        return [cell(ours, 3) + mark, paper_cell(paper)]
 
     def scores(column, *setting) -> list[str]:
         score, paper_score, _, _ = data.values(stage, column, *setting)
         return [cell(score), paper_cell(paper_score)]
 
+    score = f"Scores are mean returns of an episode {FINAL}; on Rover Tower, the mean over agents."
+    captions = [f"{text} {CELLS} {BUDGETS[stage]}" for text in (NSS, score)]
     return [
-        Table(name, f"{title}, NSS", f"{NSS} {CELLS} {BUDGETS}", *beside_paper(data, stage, tasks, nss)),
-        Table(f"{name}_scores", f"{title}, scores", f"{CELLS} {BUDGETS}", *beside_paper(data, stage, tasks, scores)),
+        Table(name, f"{title}, NSS", captions[0], *beside_paper(data, stage, tasks, nss)),
+        Table(f"{name}_scores", f"{title}, scores", captions[1], *beside_paper(data, stage, tasks, scores)),
     ]
 
 
 def relative_table(data: Data, stage: str) -> Table:
-    """The paper's table of differences to MA-GAIL, Rover Tower, decentralized; as NSS."""
+    """The paper's table of differences to MA-GAIL, Rover Tower, decentralized."""
 
     def cells_of(column, name, *setting) -> list[str]:
-        ours, magail = (data.values(stage, column, one, *setting)[2:] for one in (name, "magail"))
-        return nss_cells(*(one.minus(other) for one, other in zip(ours, magail)))
+        ours, magail = (data.values(stage, column, one, *setting)[:2] for one in (name, "magail"))
+        difference, paper = (one.minus(other) for one, other in zip(ours, magail))
+        return [cell(difference), paper_cell(paper)]
 
-    name, title = f"relative_{STAGES[stage]}", f"Large-scale {STAGES[stage]}, NSS minus that of MA-GAIL"
-    caption = f"The number of runs is the smaller one of the two algorithms. {NSS} {CELLS} {BUDGETS}"
+    name, title = f"relative_{STAGES[stage]}", f"Large-scale {STAGES[stage]}, scores minus those of MA-GAIL"
+    caption = f"The interval is Welch's, and the number of runs the smaller one of the two. {CELLS} {BUDGETS[stage]}"
     parts = beside_paper(data, stage, LARGE_TASKS, cells_of, ("mairl", "madaac"), ("decentralized",))
     return Table(name, title, caption, *parts)
 
@@ -138,17 +166,16 @@ def experts_table(data: Data) -> Table:
     for column in COLUMNS:
         cells = []
         for who in ("random", "expert"):
-            ours, paper = column.pick(expert_scores(column.task, who)), data.paper_score("imitate", column, who)
-            cells += [number(ours, 2), paper_cell(paper)]
+            mean, half = (column.pick(expert_scores(column.task, who, what)) for what in ("mean", "interval_95"))
+            cells.append(f"{number(mean, 2)} ± {number(half, 2)}")
+            cells.append(paper_cell(data.paper_score("imitate", column, who)))
         rows.append([column.title, *cells])
-    caption = "Mean returns of an episode: of random play, and of the expert that takes its most probable actions."
-    return Table(
-        "experts",
-        "Experts and random play",
-        caption,
-        ["task", "random", "random, paper", "expert", "expert, paper"],
-        rows,
+    caption = (
+        "Mean returns of an episode, of random play and of the expert with its most probable actions, with 95 % "
+        "intervals over 500 episodes. On Rover Tower both are means over agents."
     )
+    header = ["task", "random", "random, paper", "expert", "expert, paper"]
+    return Table("experts", "Experts and random play", caption, header, rows)
 
 
 def pcc_table(data: Data) -> Table:
@@ -158,13 +185,18 @@ def pcc_table(data: Data) -> Table:
         if any(runs):
             cells = [cell(over_runs([row.pcc for row in group])) for group in runs]
             rows.append([TASKS[task], str(n_demos), kind, *cells])
-    caption = f"Pearson correlation of learned with true rewards of single steps at the end of retraining. {CELLS}"
+    caption = (
+        "Pearson correlation of learned with true rewards of single steps at the end of retraining, mean over agents. "
+        f"Where agents compete, theirs can have opposite signs. {CELLS}"
+    )
     header = [*PLACE, *(ALGORITHMS[name].title for name in PAPER_ALGORITHMS)]
     return Table("pcc", "Correlation of rewards", caption, header, rows)
 
 
 def goal_cells(data: Data, runs: list) -> list[str]:
-    """Mean episodes and seconds to the goal, or how many runs do not get there."""
+    """Episodes and seconds to the goal, which do not exist for behavioural cloning."""
+    if not ALGORITHMS[runs[0].algorithm].adversarial:
+        return [NOTHING] * 2
     episodes, seconds = (data.to_goal(runs, unit) for unit in ("episodes", "seconds"))
     if missed := episodes.count(math.inf):
         return [f"not reached by {missed} of {len(episodes)}"] * 2
@@ -174,8 +206,7 @@ def goal_cells(data: Data, runs: list) -> list[str]:
 def efficiency_table(data: Data) -> Table:
     """What imitation reaches and how fast."""
     rows = []
-    everything = itertools.product(TASKS, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS)
-    for task, n_demos, kind, name in everything:
+    for task, n_demos, kind, name in itertools.product(TASKS, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS):
         if runs := data.runs.get(("imitate", task, name, kind, n_demos)):
             cells = [cell(over_runs(data.nss_after(runs, episodes)), 2) for episodes in EARLY]
             cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
@@ -184,12 +215,8 @@ def efficiency_table(data: Data) -> Table:
             rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells])
     header = [*PLACE, "algorithm", *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
     header += ["episodes to the goal", "seconds to the goal", "seconds"]
-    caption = (
-        "NSS after a number of episodes is that of the last 500 training episodes. "
-        f"The goal is the first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}. "
-        f"Seconds are processor seconds of one core. {CELLS} {VARIANTS}"
-    )
-    return Table("efficiency", "Sample efficiency", f"Imitation. {caption}", header, rows)
+    caption = f"{EFFICIENCY} {CELLS} {VARIANTS}"
+    return Table("efficiency", "Sample efficiency of imitation", caption, header, rows)
 
 
 def headline_table(efficiency: Table) -> Table:
@@ -203,13 +230,8 @@ def headline_table(efficiency: Table) -> Table:
         shown = cells["task"] in titles and cells["algorithm"] != ALGORITHMS["madaac_paper"].title
         if shown and cells["demonstrations"] == "50" and cells["discriminator"] in ("decentralized", "none"):
             rows.append([cells[name] for name in header])
-    caption = (
-        "Imitation of 50 demonstrations, decentralized discriminators. The goal is the first point of the training "
-        f"curve, read every {CURVE_STEP} episodes, at {GOALS}. Seconds are processor seconds of one core. The NSS "
-        "after 10,000 episodes is that of the last 500 training episodes, and the final one that of 500 fresh "
-        "episodes. Cells: mean ± half width of the 95 % t interval over runs (number of runs)."
-    )
-    return Table("headline", "Headline", caption, header, rows)
+    title = "Imitation of 50 demonstrations, decentralized discriminators"
+    return Table("headline", title, f"{EFFICIENCY} {CELLS}", header, rows)
 
 
 def settings_table(data: Data) -> Table:
@@ -234,11 +256,8 @@ def settings_table(data: Data) -> Table:
                     rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])
     caption = (
         "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
-        "discriminators. NSS after a number of episodes is that of the last 500 training episodes. The goal is the "
-        f"first point of the training curve, read every {CURVE_STEP} episodes, at {GOALS}; a shorter run that does not "
-        "reach it might do so later. Seconds are processor seconds of one core. The final NSS is that of 500 fresh "
-        "episodes, and the last column that of new policies that were trained on the recovered reward. "
-        f"{CELLS} {VARIANTS}"
+        f"discriminators. {EFFICIENCY} A shorter run that does not reach the goal might do so later. The last column "
+        f"is the NSS of new policies that were trained on the recovered reward. {CELLS} {VARIANTS}"
     )
     header = ["task", "algorithm", "seeds", "arguments", *(f"NSS after {episodes:,}" for episodes in points)]
     header += ["final NSS", "episodes", "episodes to the goal", "seconds per 1,000 episodes", "retrained NSS"]

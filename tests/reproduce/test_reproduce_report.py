@@ -58,10 +58,18 @@ def test_intervals_over_runs_are_those_of_scipy():
 def test_values_are_compared_by_their_intervals_and_only_with_three_runs():
     assert stats.compare(Value(1.0, 0.1, 3), Value(0.7, 0.1, 3)) == 1
     assert stats.compare(Value(1.0, 0.1, 3), Value(1.3, 0.1, 3)) == -1
-    assert stats.compare(Value(1.0, 0.1, 3), Value(0.9, 0.1, 3)) == 0
+    assert stats.compare(Value(1.0, 0.1, 3), Value(0.95, 0.1, 3)) == 0
+    assert stats.compare(Value(1.0, 0.1, 3), Value(0.7, 0.1, 3), common_error=0.3) == 0
     assert stats.compare(Value(1.0, 0.0, 2), Value(0.1, 0.0, 10)) is None
-    difference = Value(1.0, 0.3, 5).minus(Value(0.4, 0.4, 3))
-    assert difference == pytest.approx((0.6, 0.5, 3))
+
+
+def test_differences_have_the_interval_of_scipys_welch_test():
+    one, other = [0.3, 0.5, 0.9, 1.2], [0.1, 0.15, 0.3]
+    difference = stats.over_runs(one).minus(stats.over_runs(other))
+    interval = scipy_stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    assert (difference.mean - difference.half, difference.mean + difference.half) == pytest.approx(tuple(interval))
+    assert difference.runs == 3
+    assert math.isnan(stats.over_runs(one).minus(stats.over_runs([0.5])).half), "one run has no spread"
 
 
 def test_curves_are_averaged_at_equal_episodes_where_all_runs_have_values():
@@ -96,14 +104,14 @@ def test_a_cell_has_mean_interval_and_number_of_runs_and_the_papers_stands_besid
     place = ("Keep Away, pusher", "50", "decentralized")
     half = scipy_stats.t.ppf(0.975, 2) * 10 / math.sqrt(3)  # scores 40, 30 and 20
     assert lookup(scores, "MA-DAAC", *place) == f"30.00 ± {half:.2f} (3)"
-    assert lookup(nss, "MA-DAAC", *place) == f"0.900 ± {half / 100:.3f} (3) ="
+    assert lookup(nss, "MA-DAAC", *place) == f"0.900 ± {half / 100:.3f} (3) ≈"
     assert lookup(scores, "MA-DAAC, paper", *place) == "44.329 ± 3.457"
     assert lookup(nss, "MA-DAAC", "Keep Away, pusher", "100", "decentralized") == "0.900 (1)", "no mark"
     assert lookup(scores, "MA-GAIL", *place) == "–"
     assert lookup(scores, "BC", *place) == "70.00 (1)"
     assert {len(row) for row in nss.rows} == {len(nss.header)}
     experts = tables.experts_table(data)
-    assert lookup(experts, "expert", "Keep Away, pusher") == "20.00"
+    assert lookup(experts, "expert", "Keep Away, pusher") == "20.00 ± 1.00"
     assert lookup(experts, "expert, paper", "Keep Away, pusher") == "44.449 ± 1.673"
 
 
@@ -116,7 +124,7 @@ def test_shared_discriminators_have_a_row_if_there_are_runs(load):
 
 def test_marks_compare_nss_with_the_papers(load):
     """The paper's NSS of MA-DAAC in Keep Away is 1.00 ± 0.05 for the pusher, who wants a low score."""
-    marks = [((0.5, 0.51, 0.52), "(3) ↓"), ((1.5, 1.51, 1.52), "(3) ↑"), ((1.0, 1.01, 1.02), "(3) =")]
+    marks = [((0.5, 0.51, 0.52), "(3) ↓"), ((1.5, 1.51, 1.52), "(3) ↑"), ((1.0, 1.01, 1.02), "(3) ≈")]
     for values, mark in [*marks, ((0.5, 0.51), "(2)")]:
         nss, _ = tables.paper_tables(load(seeds(*values)), "small", SMALL_TASKS, "imitate")
         assert lookup(nss, "MA-DAAC", "Keep Away, pusher", "50", "decentralized").endswith(mark)
@@ -135,12 +143,12 @@ def test_differences_to_magail(load):
     rows = seeds(0.1, 0.11, 0.12, algorithm="magail", **place) + seeds(0.9, 0.91, 0.92, **place)
     rows += seeds(0.5, algorithm="mairl", **place) + seeds(0.2, algorithm="bc", **place)
     table = tables.relative_table(load(rows), "imitate")
-    half = scipy_stats.t.ppf(0.975, 2) * 0.01 / math.sqrt(3) * math.sqrt(2)
+    half = scipy_stats.t.ppf(0.975, 4) * 1.2 / math.sqrt(3) * math.sqrt(2)  # scores 12 ± 1.2 and 108 ± 1.2
     setting = ("Rover Tower, 8 agents", "50", "decentralized")
-    assert lookup(table, "MA-DAAC", *setting) == f"0.800 ± {half:.3f} (3) ↑"
-    assert lookup(table, "MA-DAAC, paper", *setting).startswith("0.344 ± ")
-    assert lookup(table, "MA-AIRL", *setting).endswith("(1)"), "too few runs for a mark"
-    assert lookup(table, "BC", *setting) == "0.090 (1)"
+    assert lookup(table, "MA-DAAC", *setting) == f"96.00 ± {half:.2f} (3)"
+    assert lookup(table, "MA-DAAC, paper", *setting).startswith("46.684 ± ")
+    assert lookup(table, "MA-AIRL", *setting) == "46.80 (1)", "too few runs for an interval"
+    assert lookup(table, "BC", *setting) == "10.80 (1)"
     assert "MA-GAIL" not in table.header
 
 
@@ -179,7 +187,7 @@ def test_the_headline_has_50_demonstrations_that_are_not_centralized_and_few_col
         ("Keep Away", "BC", "0.600 (1)"),
     ]
     assert table.header[:2] == ["task", "algorithm"] and len(table.rows[0]) == len(table.header)
-    assert "50 demonstrations" in table.caption and "decentralized" in table.caption
+    assert "50 demonstrations" in table.title and "decentralized" in table.title
 
 
 def test_other_arguments_stand_beside_the_same_seeds_without_them(load):
@@ -228,11 +236,9 @@ def test_verdicts_follow_the_rows(load):
     data = load(rows)
     assert verdict(data, as_well) == verdict(data, better) == "holds"
     data = load([row for row in rows if row["seed"] < 3 or row["task"] != "keep_away"])
-    assert verdict(data, better) == f"so far: holds in 12 of 24, 12 {NOT_ENOUGH}", "two agents of keep_away"
+    assert verdict(data, better) == "holds in part"
     data = load([row for row in rows if row["seed"] < 3 or row["algorithm"] != "mairl"])
-    assert verdict(data, better) == f"so far: holds in 12 of 24, 12 {NOT_ENOUGH}", (
-        "one rival does not wait for the other"
-    )
+    assert verdict(data, better) == "holds in part", "one rival does not wait for the other"
     rows = three_each(["keep_away"], (50,), "imitate", 0.5, 0.9) + three_each(["keep_away"], (50,), "retrain", 0.9, 0.9)
     data = load(rows)
     assert verdict(data, as_well) == "does not hold", "one comparison is enough"
@@ -253,13 +259,23 @@ def test_noise_is_not_a_proof_of_equality():
 def test_the_page_of_claims_has_the_verdicts_first_and_leaves_out_comparisons_without_runs(load):
     lines = claims.claims_page(load(three_each(["keep_away"], (50,), "imitate", 0.5, 0.9))).splitlines()
     (summary,) = [line for line in lines if line.startswith("| 2 |")]
-    verdict, paper = summary.split(" | ")[2:]
+    verdict, *counts = summary.split(" | ")[3:]
     assert verdict == "does not hold"
-    assert sum(int(part.split()[0]) for part in paper.strip(" |").split(", ")) == 24, "the paper's own numbers"
+    for text in counts:  # our comparisons, and those of the paper's own numbers
+        assert sum(int(part.split()[0]) for part in text.strip(" |").split(", ")) == 18
     section = lines[next(i for i, line in enumerate(lines) if line.startswith("## 2.")) :]
     assert lines.index(summary) < lines.index(section[0])
     rows = [line for line in section[: section.index("", 2)] if line.startswith("| Keep Away")]
-    assert len(rows) == 4 and all(row.endswith("| no |") for row in rows), "one for each agent and baseline"
+    assert len(rows) == 2 and all(row.endswith("| no |") for row in rows), "one for each baseline"
+
+
+def test_above_the_expert_is_no_better_where_agents_compete(load):
+    rows = seeds(1.2, 1.21, 1.22) + seeds(0.9, 0.91, 0.92, algorithm="magail")
+    rows += seeds(1.2, task="cooperative_navigation")
+    data = load(rows)
+    assert data.task_nss(*KEEP_AWAY)[0].mean == pytest.approx(0.79)
+    assert data.task_nss("imitate", "cooperative_navigation", *KEEP_AWAY[2:])[0].mean == pytest.approx(1.2)
+    assert verdict(data, "small tasks MA-DAAC imitates") == "does not hold"
 
 
 def test_sample_efficiency_is_judged_by_episodes_to_the_goal(load):
@@ -270,7 +286,8 @@ def test_sample_efficiency_is_judged_by_episodes_to_the_goal(load):
 
     assert judge([(1000, 10, 0.95)], 5000) == "holds"
     assert judge([(30_000, 10, 0.95)], 50_000) == "does not hold"
-    assert judge([(1000, 10, 0.5)], 5000) == "does not hold", "a short run that never gets there is not fast"
+    assert judge([(1000, 10, 0.5)], 5000) == "undecided", "a short run that never gets there might need any number"
+    assert judge([(1000, 10, 0.5)], 50_000) == "does not hold"
 
 
 def test_discriminators_are_judged_by_overlap_on_small_tasks_and_order_on_large_ones(load):
