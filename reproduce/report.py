@@ -19,10 +19,14 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
     tables, pages, written = [*all_tables(data), parameters_table()], {"claims.md": claims_page(data)}, []
     pages |= {f"{table.name}.md": table.page() for table in tables}
     links = "".join(f"- [{table.title}]({table.name}.md)\n" for table in tables)
+    in_grid, others = (
+        sum(len(rows) for group in groups for rows in group.values())
+        for groups in ([data.runs], data.variants.values())
+    )
     index = (
-        f"# Results beside the paper's\n\nMade from {sum(map(len, data.runs.values()))} rows of `runs.csv`. "
-        f"{data.left_out} Each cell averages the runs of one setting over seeds. Figures show means over runs, with "
-        f"95 % t intervals from {MIN_RUNS} runs on.\n\n"
+        f"# Results beside the paper's\n\nMade from {in_grid} rows of `runs.csv`, and {others} with "
+        f"[other settings](settings.md). {data.left_out} Each cell averages the runs of one setting over seeds. "
+        f"Figures show means over runs, with 95 % t intervals from {MIN_RUNS} runs on.\n\n"
         f"- [The paper's claims and what was measured](claims.md)\n{links}"
     )
     for name, title, figure in all_figures(data):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from madaac_utils.files import UserError
-from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, TASKS, Grid, make_cell
+from reproduce.grid import ALGORITHMS, DEMOS, EPISODE_LENGTH, LARGE_TASKS, TASKS, Grid, make_cell
 from reproduce.rows import CURVE_COLUMNS, Row, read_curve, read_paper, read_rows
 from reproduce.store import expert_scores, is_current_expert, warn
 
@@ -191,11 +191,14 @@ def load(grid: Grid, paper: Path) -> Data:
         elif row.run_id != make_cell(grid, *place, row.seed).run_id or row.n_demos not in DEMOS:
             retrain = row.stage == "retrain"
             arguments = row.reward_arguments if retrain else row.arguments
+            if row.budget == "paper":
+                steps = EPISODE_LENGTH * (row.reward_episodes if retrain else row.episodes)
+                arguments = f"{arguments} --total-timesteps {steps}".strip()
             other_learner = retrain and row.arguments
-            if arguments and not other_learner and (*place[3:], row.budget) == ("decentralized", 50, "default"):
+            if arguments and not other_learner and place[3:] == ("decentralized", 50):
                 variants[place][arguments].append(row)
             else:
-                left_out["another budget, another learner or another number of demonstrations"] += 1
+                left_out["another learner, or another discriminator or number of demonstrations"] += 1
         else:
             runs[place].append(row)
     for place, rows in runs.items():
