@@ -67,8 +67,11 @@ def curves_figure(data: Data, stage: str, tasks, y: str = "nss") -> Figure | Non
         return None
     figure, axes = panels(len(tasks), len(DEMOS), (3.1, 1.95), sharex="row", sharey="row")
     for (row, task), (column, n_demos) in itertools.product(enumerate(tasks), enumerate(DEMOS)):
-        draw(axes[row, column], data, stage, task, DISCRIMINATORS, n_demos, "episodes", y)
-        axes[row, column].xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+        axis = axes[row, column]
+        draw(axis, data, stage, task, DISCRIMINATORS, n_demos, "episodes", y)
+        if stage == "imitate" and axis.get_legend_handles_labels()[0]:  # algorithms differ in speed by factors
+            axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
         title = TASKS[task].replace(", ", "\n").replace("ve ", "ve\n")
         axes[row, 0].set_ylabel(f"{title}\n{y.upper()}", fontsize=8)
         axes[0, column].set_title(f"{n_demos} demonstrations", fontsize=9)
