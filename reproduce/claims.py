@@ -2,31 +2,34 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from reproduce.grid import ALGORITHMS, DEMOS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import total_parameters
-from reproduce.stats import GOALS, MIN_RUNS, PAPER_TITLES, Data, Value, compare, over_episodes
-from reproduce.tables import NOTHING, cell, markdown, signed
+from reproduce.rows import Row
+from reproduce.stats import CURVE_STEP, GOALS, MIN_RUNS, Data, Value, likeness, over_runs, paired, welch
+from reproduce.tables import NOTHING, cell, goal_cell, markdown, number
 
 MARGIN = 0.05  # of NSS, within which two algorithms count as equally good
-YES, NO, UNDECIDED, NOT_ENOUGH = "yes", "no", "undecided", "not enough runs"
+NOT_WORSE, EQUAL = f"at most {MARGIN} below", f"within {MARGIN} of"
+YES, NO, UNDECIDED, NOT_ENOUGH, NOT_MEASURED = "yes", "no", "undecided", "not enough runs", "not measured"
 INTRO = f"""\
-Each claim is a set of comparisons of A with B by the 95 % interval of the difference A − B (Welch's t interval over
-runs, without a correction for the number of comparisons).
+Each claim is a set of comparisons of A with B, two algorithms or settings. The difference A − B is the mean over runs
+with the same seed, which are judged on the same episodes, with its 95 % t interval (number of pairs).
 
-- *Above* holds if the interval lies above 0 and is refuted if it lies below 0; *below* is the reverse.
-- *Not below* holds if the interval lies above −{MARGIN}; if it does not, it is refuted if the interval lies below 0.
-  *As good as* holds if the interval lies within ±{MARGIN}; if it does not, it is refuted if the interval excludes 0.
-- Everything else is undecided. A comparison needs {MIN_RUNS} runs on both sides, and is not listed if a side has none.
-- A claim holds if all its comparisons do, and does not hold if one is refuted. If some hold and none is refuted, it
-  holds in part.
-- In Keep Away the agents compete, so that an NSS above 1 is no better than one below: 1 − |NSS − 1| is compared there.
-- The last column of the first table has the same comparisons of the numbers in the paper's own tables.
-- These are claims about the paper's algorithms, and the runs are of this repository's: MA-DAAC makes more updates than
-  one per 100 steps and has 10,000 episodes, and the baselines' discriminators learn from all past play.
-- All runs of a setting learn from the same demonstrations, so the intervals do not cover the choice of demonstrations.
+- A comparison holds if the whole interval is where it should be, and is refuted if all of it is where it should not
+  be: *above* is above 0, *below* is below 0, *{NOT_WORSE}* is above −{MARGIN}, and *{EQUAL}* is between
+  −{MARGIN} and {MARGIN}. Everything else is undecided. Fewer than {MIN_RUNS} pairs are not enough. Intervals are not
+  corrected for the number of comparisons.
+- A claim holds if all its comparisons do, and does not hold if one is refuted. Otherwise it is undecided.
+- The paper's own tables are judged by the same rules, with Welch's interval of the difference of its means.
+- NSS is the mean over agents. The agents of Keep Away compete, so that an NSS above 1 is no better than one below:
+  there, ours is the mean of 1 − |NSS − 1|.
+- These are claims about the paper's algorithms, and the runs are of this repository's: MA-DAAC makes 40 updates per
+  1,000 steps and has 10,000 episodes; the baselines make one and have the paper's episodes, and their discriminators
+  learn from all past play.
+- All runs of a setting learn from the same demonstrations, so that intervals do not cover the choice of demonstrations.
 """
 
 
@@ -41,18 +44,29 @@ class Comparison(NamedTuple):
     result: str
 
 
-def holds(one: Value, relation: str, other: Value) -> str:
-    """Whether two means over runs stand in this relation."""
-    sign, difference = compare(one, other), one.minus(other)
-    if sign is None:
+def holds(difference: Value, relation: str) -> str:
+    if difference.runs < MIN_RUNS:
         return NOT_ENOUGH
-    if relation in ("above", "below"):
-        wanted = 1 if relation == "above" else -1
-        return {wanted: YES, -wanted: NO, 0: UNDECIDED}[sign]
-    low, high = difference.mean - difference.half, difference.mean + difference.half
-    if low > -MARGIN and (relation == "not below" or high < MARGIN):
-        return YES
-    return NO if sign == -1 or (sign == 1 and relation == "as good as") else UNDECIDED
+    low, high = difference.low, difference.high
+    yes, no = {
+        "above": (low > 0, high < 0),
+        "below": (high < 0, low > 0),
+        NOT_WORSE: (low > -MARGIN, high < -MARGIN),
+        EQUAL: (low > -MARGIN and high < MARGIN, low > MARGIN or high < -MARGIN),
+    }[relation]
+    return YES if yes else NO if no else UNDECIDED
+
+
+def final_nss(data: Data, rows: list[Row]) -> dict[int, float]:
+    return {row.seed: likeness(row) for row in rows}
+
+
+def early_nss(data: Data, rows: list[Row]) -> dict[int, float]:
+    return data.nss_after(rows, 10_000)
+
+
+def episodes_to_goal(data: Data, rows: list[Row]) -> dict[int, float]:
+    return data.to_goal(rows, "episodes")
 
 
 class Side(NamedTuple):
@@ -61,6 +75,15 @@ class Side(NamedTuple):
     algorithm: str
     discriminator: str
     n_demos: int
+
+    def label(self, other: "Side") -> str:
+        """Its algorithm, and what else differs from the other side."""
+        words = [ALGORITHMS[self.algorithm].title]
+        if self.discriminator != other.discriminator:
+            words.append(self.discriminator)
+        if self.n_demos != other.n_demos:
+            words.append(f"{self.n_demos} demonstrations")
+        return ", ".join(words)
 
 
 class Claim(NamedTuple):
@@ -71,87 +94,84 @@ class Claim(NamedTuple):
     tasks: Iterable[str]
     pairs: list[tuple[Side, Side]]
     stage: str = "imitate"
-    of_episodes: bool = False  # to the goal, instead of NSS
+    measure: Callable[[Data, list[Row]], dict[int, float]] = final_nss
 
     def comparisons(self, data: Data) -> list[Comparison]:
-        compare_sides = self.compare_episodes if self.of_episodes else self.compare_nss
-        found = []
-        for task, pair in itertools.product(self.tasks, self.pairs):
-            same = [one == other for one, other in zip(*pair)]  # algorithm, discriminator, demonstrations
-            setting = f"{TASKS[task]}, {pair[0].n_demos} demonstrations" if same[2] else TASKS[task]
-            labels = []
-            for side in pair:
-                words = [ALGORITHMS[side.algorithm].title]
-                words += [side.discriminator] if not same[1] and side.discriminator != "none" else []
-                words += [f"{side.n_demos} demonstrations"] if not same[2] else []
-                labels.append(", ".join(words))
-            texts, difference, result = compare_sides(data, task, pair)
-            texts = [f"{label}: {text}" if text else "" for label, text in zip(labels, texts)]
-            found.append(Comparison(setting, texts[0], self.relation, texts[1], difference, result))
-        return found
+        return [self.compare(data, task, *pair) for task, pair in itertools.product(self.tasks, self.pairs)]
 
-    def compare_nss(self, data: Data, task: str, pair) -> tuple[list[str], str, str]:
-        """Two texts, empty without runs, the difference, and the result."""
-        one, other = (data.task_nss(self.stage, task, *side)[0] for side in pair)
-        texts = [cell(value, 3) if value.runs else "" for value in (one, other)]
-        return texts, signed(one.minus(other), 3), holds(one, self.relation, other)
-
-    def compare_episodes(self, data: Data, task: str, pair) -> tuple[list[str], str, str]:
-        """The same for episodes to the goal. A run that misses it needs more episodes than it had."""
-        values, texts, missed = [], [], []
-        for side in pair:
-            rows = data.get("imitate", task, *side)
-            episodes = data.to_goal(rows, "episodes")
-            missed.append(episodes.count(math.inf))
-            values.append(over_episodes([min(number, rows[0].episodes) for number in episodes]))
-            text = cell(values[-1], 0) if rows else ""
-            if missed[-1]:
-                text = f"more than {values[-1].mean:,.0f}; {missed[-1]} of {len(rows)} runs miss the goal"
-            texts.append(text)
-        result = holds(values[0], self.relation, values[1])
-        if missed[0] and result == YES:
-            result = UNDECIDED  # A may need any number; B's is a lower bound, which is enough for "below"
-        return texts, NOTHING if any(missed) else signed(values[0].minus(values[1]), 0), result
+    def compare(self, data: Data, task: str, one: Side, other: Side) -> Comparison:
+        same_demos = one.n_demos == other.n_demos
+        setting = f"{TASKS[task]}, {one.n_demos} demonstrations" if same_demos else TASKS[task]
+        groups = [data.get(self.stage, task, *side) for side in (one, other)]
+        values = [self.measure(data, rows) for rows in groups]
+        if not all(values):
+            texts, shown, result = [NOTHING, NOTHING], NOTHING, NOT_MEASURED
+        elif self.measure is episodes_to_goal:
+            texts, shown, result = compare_episodes(groups, values, self.relation)
+        else:
+            difference = paired(*values)
+            texts = [cell(over_runs(group.values()), 3) for group in values]
+            shown, result = cell(difference, 3), holds(difference, self.relation)
+        first, second = f"{one.label(other)}: {texts[0]}", f"{other.label(one)}: {texts[1]}"
+        return Comparison(setting, first, self.relation, second, shown, result)
 
     def in_paper(self, data: Data) -> str:
-        """The results of the same comparisons of the numbers in the paper's own tables."""
-        if self.of_episodes or not {side.algorithm for pair in self.pairs for side in pair} <= PAPER_TITLES.keys():
+        """The results of the same comparisons of final NSS in the paper's own tables."""
+        if self.measure is not final_nss or any(side.algorithm == "bc" for pair in self.pairs for side in pair):
             return NOTHING
         results = []
         for task, pair in itertools.product(self.tasks, self.pairs):
-            one, other = (data.task_nss(self.stage, task, *side)[1] for side in pair)
-            results.append(holds(one, self.relation, other))
+            one, other = (data.paper_task_nss(self.stage, task, *side) for side in pair)
+            results.append(holds(welch(one, other), self.relation))
         return count(results)
 
 
-def against(algorithms: Iterable[str], demos=(50,), kind="decentralized") -> list[tuple[Side, Side]]:
+def compare_episodes(groups: list[list[Row]], values: list[dict[int, float]], relation: str) -> tuple:
+    """A run that misses the goal counts with all its episodes, which are fewer than it would need."""
+    missed = [math.inf in group.values() for group in values]
+    bounds = [{seed: min(x, rows[0].episodes) for seed, x in group.items()} for rows, group in zip(groups, values)]
+    difference = paired(*bounds)
+    difference = difference._replace(half=max(difference.half, CURVE_STEP))  # no finer than the curves are read
+    result = holds(difference, relation)
+    if (result == YES and missed[0]) or (result == NO and missed[1]):  # more episodes could change it
+        result = UNDECIDED
+    texts = [goal_cell(group, CURVE_STEP / 2) for group in values]
+    return texts, NOTHING if any(missed) else cell(difference, 0), result
+
+
+def against(rivals: Iterable[str], n_demos: Iterable[int] = (50,), kind="decentralized") -> list[tuple[Side, Side]]:
     """MA-DAAC and each of these algorithms."""
-    return [(Side("madaac", kind, n), Side(name, kind, n)) for n in demos for name in algorithms]
+    return [(Side("madaac", kind, n), Side(name, kind, n)) for n in n_demos for name in rivals]
+
+
+def all_algorithms(one: tuple[str, int], other: tuple[str, int]) -> list[tuple[Side, Side]]:
+    """Each algorithm with one discriminator and number of demonstrations, and with another."""
+    return [(Side(name, *one), Side(name, *other)) for name in (*BASELINES, "madaac")]
 
 
 BASELINES = ("magail", "mairl")
-KINDS = [(Side(name, "decentralized", 50), Side(name, "centralized", 50)) for name in ("magail", "mairl", "madaac")]
-MORE_DEMOS = [
-    (Side(name, "decentralized", 200), Side(name, "decentralized", 50)) for name in ("magail", "mairl", "madaac")
-]
-IRL_AND_MAGAIL = [
-    (Side(name, "decentralized", n), Side("magail", "decentralized", n)) for n in DEMOS for name in ("madaac", "mairl")
-]
+KINDS = all_algorithms(("decentralized", 50), ("centralized", 50))
+MORE_DEMOS = all_algorithms(("decentralized", 200), ("decentralized", 50))
+MAIRL_AND_MAGAIL = [(Side("mairl", "decentralized", n), Side("magail", "decentralized", n)) for n in DEMOS]
 CLAIMS = {
-    f"MA-DAAC needs fewer episodes than the baselines to reach {GOALS}, with 50 demonstrations.": Claim(
-        "sections 5.2 and 5.3", "below", HEADLINE_TASKS, against(BASELINES), of_episodes=True
+    f"MA-DAAC reaches {GOALS} in fewer episodes than the baselines on the small tasks and on Rover Tower with 8 "
+    "agents, from 50 demonstrations.": Claim(
+        "sections 5.2 and 5.3", "below", HEADLINE_TASKS, against(BASELINES), measure=episodes_to_goal
     ),
-    "On the small tasks MA-DAAC imitates at least as well as the baselines.": Claim(
-        "caption of figure 1", "not below", SMALL_TASKS, against(BASELINES, DEMOS)
+    "On Rover Tower MA-DAAC is ahead of the baselines after the same 10,000 episodes, from 50 demonstrations.": Claim(
+        "section 5.3 and figure 2", "above", LARGE_TASKS, against(BASELINES), measure=early_nss
     ),
-    "On Rover Tower MA-DAAC imitates better than the baselines with 50 demonstrations.": Claim(
+    f"On the small tasks MA-DAAC imitates as well as the baselines or better, up to a margin of {MARGIN}.": Claim(
+        "caption of figure 1, which says best", NOT_WORSE, SMALL_TASKS, against(BASELINES, DEMOS)
+    ),
+    "On Rover Tower MA-DAAC imitates better than the baselines, from 50 demonstrations.": Claim(
         "sections 5.3 and 5.4", "above", LARGE_TASKS, against(BASELINES)
     ),
     "On the small tasks MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
         "caption of figure 1", "above", SMALL_TASKS, against(BASELINES, DEMOS), "retrain"
     ),
     "On the small tasks MA-DAAC's and MA-AIRL's rewards lead to better policies than MA-GAIL's.": Claim(
-        "section 5.2", "above", SMALL_TASKS, IRL_AND_MAGAIL, "retrain"
+        "section 5.2", "above", SMALL_TASKS, against(["magail"], DEMOS) + MAIRL_AND_MAGAIL, "retrain"
     ),
     "On Rover Tower MA-DAAC's rewards lead to better policies than the baselines'.": Claim(
         "section 5.3", "above", LARGE_TASKS, against(BASELINES, DEMOS), "retrain"
@@ -160,70 +180,76 @@ CLAIMS = {
         "section 5.2", "above", SMALL_TASKS, against(["mairl"], DEMOS, "centralized"), "retrain"
     ),
     "On the small tasks the kind of discriminator makes a negligible difference to imitation.": Claim(
-        "section 5.2", "as good as", SMALL_TASKS, KINDS
+        "section 5.2", EQUAL, SMALL_TASKS, KINDS
     ),
     "On Rover Tower decentralized discriminators imitate better than centralized ones.": Claim(
-        "section 5.3", "above", LARGE_TASKS, KINDS
+        "section 5.3, of sample efficiency", "above", LARGE_TASKS, KINDS
     ),
     "On the small tasks the number of demonstrations makes a negligible difference to imitation.": Claim(
-        "section 5.4", "as good as", SMALL_TASKS, MORE_DEMOS
+        "section 5.4", EQUAL, SMALL_TASKS, MORE_DEMOS
     ),
     "On Rover Tower more demonstrations lead to better imitation.": Claim(
         "section 5.4", "above", LARGE_TASKS, MORE_DEMOS
     ),
-    "MA-DAAC imitates better than behavioural cloning with 50 demonstrations.": Claim(
-        "not in the paper", "above", HEADLINE_TASKS, [(Side("madaac", "decentralized", 50), Side("bc", "none", 50))]
+    "MA-DAAC imitates better than behavioural cloning, from 50 demonstrations.": Claim(
+        "not in the paper", "above", HEADLINE_TASKS, against(["bc"])
     ),
 }
-PARAMETER_CLAIM = (
-    "On Rover Tower with decentralized discriminators, MA-DAAC has fewer parameters than the baselines with 12 and 16 "
-    "agents, and their number grows more slowly."
+
+
+class ParameterClaim(NamedTuple):
+    """MA-DAAC's trainable parameters are fewer than these rivals', or grow by a smaller factor from 8 to 64 agents."""
+
+    where: str
+    rivals: tuple[str, ...]
+    growth: bool
+
+    def comparisons(self, data: Data) -> list[Comparison]:
+        found = []
+        for rival, agents in itertools.product(self.rivals, (64,) if self.growth else (12, 16)):
+            counts = [total_parameters(name) for name in ("madaac", rival)]
+            values = [count[agents] / count[8] if self.growth else count[agents] for count in counts]
+            one, other, difference = (number(value, int(self.growth)) for value in (*values, values[0] - values[1]))
+            setting = "64 agents : 8 agents (linear growth: 8)" if self.growth else f"{agents} agents"
+            result = YES if values[0] < values[1] else NO
+            first, second = f"MA-DAAC: {one}", f"{ALGORITHMS[rival].title}: {other}"
+            found.append(Comparison(setting, first, "below", second, difference, result))
+        return found
+
+    def in_paper(self, data: Data) -> str:
+        return NOTHING
+
+
+CLAIMS["With 12 and 16 agents and decentralized discriminators, MA-DAAC has fewer parameters than MA-AIRL."] = (
+    ParameterClaim("caption of figure 3", ("mairl",), growth=False)
+)
+CLAIMS["MA-DAAC's parameters grow more slowly with the number of agents than the baselines'."] = ParameterClaim(
+    "section 5.3: linearly instead of exponentially", BASELINES, growth=True
 )
 
 
-def parameter_comparisons() -> list[Comparison]:
-    counts, found = {name: total_parameters(name) for name in ("madaac", *BASELINES)}, []
-    growth = {name: count[64] / count[8] for name, count in counts.items()}
-    for rival in BASELINES:
-        titles = [ALGORITHMS[name].title for name in ("madaac", rival)]
-        for agents in (12, 16):
-            one, other = counts["madaac"][agents], counts[rival][agents]
-            texts = [f"{title}: {number:,}" for title, number in zip(titles, (one, other))]
-            result = YES if one < other else NO
-            found.append(Comparison(f"{agents} agents", texts[0], "below", texts[1], f"{one - other:+,}", result))
-        one, other = growth["madaac"], growth[rival]
-        texts = [f"{title}: {number:.1f}" for title, number in zip(titles, (one, other))]
-        result = YES if one < other else NO
-        setting = "64 agents / 8 agents (linear: 8)"
-        found.append(Comparison(setting, texts[0], "below", texts[1], f"{one - other:+.1f}", result))
-    return found
-
-
 def count(results: list[str]) -> str:
-    return ", ".join(f"{results.count(one)} {one}" for one in (YES, NO, UNDECIDED, NOT_ENOUGH) if one in results)
+    kinds = (YES, NO, UNDECIDED, NOT_ENOUGH, NOT_MEASURED)
+    return ", ".join(f"{results.count(kind)} {kind}" for kind in kinds if kind in results)
 
 
 def verdict(comparisons: list[Comparison]) -> str:
     results = {comparison.result for comparison in comparisons}
     if NO in results:
         return "does not hold"
-    if YES in results:
-        return "holds" if results == {YES} else "holds in part"
-    return UNDECIDED if UNDECIDED in results else NOT_ENOUGH
+    if results == {YES}:
+        return "holds"
+    return UNDECIDED if results & {YES, UNDECIDED} else NOT_ENOUGH
 
 
 def claims_page(data: Data) -> str:
-    claims = {title: claim.comparisons(data) for title, claim in CLAIMS.items()}
-    claims[PARAMETER_CLAIM] = parameter_comparisons()
     verdicts, sections = [], []
-    for number, (title, comparisons) in enumerate(claims.items(), start=1):
-        where, in_paper = "section 5.3 and figure 3", NOTHING
-        if title in CLAIMS:
-            where, in_paper = CLAIMS[title].where, CLAIMS[title].in_paper(data)
+    for position, (title, claim) in enumerate(CLAIMS.items(), start=1):
+        comparisons = claim.comparisons(data)
         results = count([comparison.result for comparison in comparisons])
-        verdicts.append([str(number), title, where, verdict(comparisons), results, in_paper])
-        rows = [list(one) for one in comparisons if one.first and one.second]
-        table = markdown(["setting", "A", "should be", "B", "A − B", "holds"], rows) if rows else "No runs yet.\n"
-        sections.append(f"## {number}. {title}\n\n{table}")
+        verdicts.append([str(position), title, claim.where, verdict(comparisons), results, claim.in_paper(data)])
+        rows = [list(one) for one in comparisons if one.result != NOT_MEASURED]
+        table = markdown(["setting", "A", "should be", "B", "A − B", "result"], rows) if rows else "Not measured.\n"
+        sections.append(f"## {position}. {title}\n\n{table}")
     header = ["", "claim", "in the paper", "verdict", "comparisons", "in the paper's tables"]
     return "\n".join(["# The paper's claims and what was measured\n", INTRO, markdown(header, verdicts), *sections])

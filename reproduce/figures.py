@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import AGENTS, COUNTED, total_parameters
-from reproduce.stats import MIN_RUNS, Data, mean_curve
+from reproduce.stats import MIN_RUNS, Data, mean_curve, over_runs
 
 COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#555555")))
 LINES = {"decentralized": "-", "centralized": "--", "shared": ":"}
@@ -42,7 +42,8 @@ def draw(
         places, value = mean_curve([data.curves[row.run_id] for row in rows], x, y)
         if value.runs:
             label = f"{ALGORITHMS[name].title}, {kind}" if len(kinds) > 1 else ALGORITHMS[name].title
-            axis.plot(places, value.mean, LINES[kind], color=COLOURS[name], linewidth=1.2, label=label)
+            width = 1.3 if value.runs >= MIN_RUNS else 0.6
+            axis.plot(places, value.mean, LINES[kind], color=COLOURS[name], linewidth=width, label=label)
         if value.runs >= MIN_RUNS:
             ends = value.mean - value.half, value.mean + value.half
             axis.fill_between(places, *ends, color=COLOURS[name], alpha=0.15, linewidth=0)
@@ -92,7 +93,7 @@ def headline_figure(data: Data) -> Figure | None:
         axis = axes[row, column]
         draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss", names=("magail", "mairl", "madaac"))
         axis.set_xscale("log" if axis.get_legend_handles_labels()[0] else "linear")
-        cloning = data.nss("imitate", task, "bc", "none", 50)
+        cloning = over_runs(row.nss for row in data.get("imitate", task, "bc", "none", 50))
         axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2, label="BC")
         if cloning.runs >= MIN_RUNS:
             low, high = cloning.mean - cloning.half, cloning.mean + cloning.half

@@ -10,24 +10,22 @@ from reproduce.figures import all_figures
 from reproduce.grid import Grid
 from reproduce.parameters import parameters_table
 from reproduce.stats import MIN_RUNS, load
-from reproduce.tables import all_tables
+from reproduce.tables import LEGEND, Table, all_tables, headline_table, markdown, pages
 
 
 def write_report(grid: Grid, paper: Path) -> list[Path]:
     """The files that were written, in results/tables and results/figures."""
-    data, folder = load(grid, paper), grid.results_folder
-    tables, pages, written = [*all_tables(data), parameters_table()], {"claims.md": claims_page(data)}, []
-    pages |= {f"{table.name}.md": table.page() for table in tables}
-    links = "".join(f"- [{table.title}]({table.name}.md)\n" for table in tables)
-    in_grid, others = (
-        sum(len(rows) for group in groups for rows in group.values())
-        for groups in ([data.runs], data.variants.values())
-    )
+    data, folder, written = load(grid, paper), grid.results_folder, []
+    tables = [*all_tables(data), parameters_table()]
+    titles = {table.page: table.title.removesuffix(", scores") for table in reversed(tables)}
+    links = "".join(f"- [{titles[name]}]({name}.md)\n" for name in dict.fromkeys(table.page for table in tables))
+    in_grid = sum(len(rows) for rows in data.runs.values())
+    others = sum(len(rows) for group in data.variants.values() for rows in group.values())
     index = (
         f"# Results beside the paper's\n\nMade from {in_grid} rows of `runs.csv`, and {others} with "
-        f"[other settings](settings.md). {data.left_out} Each cell averages the runs of one setting over seeds. "
-        f"Figures show means over runs, with 95 % t intervals from {MIN_RUNS} runs on.\n\n"
-        f"- [The paper's claims and what was measured](claims.md)\n{links}"
+        f"[other settings](settings.md). {data.left_out}\n\n"
+        f"- [The paper's claims and what was measured](claims.md)\n{links}\n## How to read the tables\n\n{LEGEND}"
+        f"- **Curves** are means over runs: with 95 % t intervals from {MIN_RUNS} runs on, and thin with fewer.\n"
     )
     for name, title, figure in all_figures(data):
         path = folder / "figures" / f"{name}.png"
@@ -40,19 +38,22 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
             image.save(temporary, optimize=True)  # a quarter of the size
         written.append(path)
         index += f"\n## {title}\n\n![{name}](../figures/{name}.png)\n"
-    for name, text in (pages | {"index.md": index}).items():
+    for name, text in (pages(tables) | {"claims.md": claims_page(data), "index.md": index}).items():
         written.append(folder / "tables" / name)
         with writing(written[-1]) as temporary:
             temporary.write_text(text, encoding="utf-8")
+    for path in (folder / "tables").glob("*.md"):
+        if path not in written:
+            path.unlink()  # a page of an earlier version
     if folder.resolve() == ROOT / "results":
-        refresh_readme(pages["headline.md"])
+        refresh_readme(headline_table(data))
     return written
 
 
-def refresh_readme(headline: str) -> None:
+def refresh_readme(headline: Table) -> None:
     """Put the headline table between its two markers in README.md."""
     path, (begin, end) = ROOT / "README.md", ("<!-- headline table: begin -->", "<!-- headline table: end -->")
     before, rest = path.read_text(encoding="utf-8").split(begin)
-    table = headline.split("\n", 1)[1].strip()  # without its title
+    table = markdown(headline.header, headline.rows)
     with writing(path) as temporary:
-        temporary.write_text(f"{before}{begin}\n\n{table}\n\n{end}{rest.split(end)[1]}", encoding="utf-8")
+        temporary.write_text(f"{before}{begin}\n\n{table}\n{end}{rest.split(end)[1]}", encoding="utf-8")

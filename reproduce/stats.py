@@ -29,14 +29,13 @@ class Value(NamedTuple):
     half: float
     runs: int
 
-    def minus(self, other: "Value") -> "Value":
-        """The difference of two independent values, with Welch's interval."""
-        half = math.nan
-        if min(self.runs, other.runs) > 1:
-            variances = [(value.half / student(value.runs - 1)) ** 2 for value in (self, other)]  # of the means
-            spread = sum(variance**2 / (value.runs - 1) for variance, value in zip(variances, (self, other)))
-            half = student(sum(variances) ** 2 / spread) * math.sqrt(sum(variances)) if spread else 0.0
-        return Value(self.mean - other.mean, half, min(self.runs, other.runs))
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
 
 
 MISSING = Value(math.nan, math.nan, 0)
@@ -49,7 +48,7 @@ def student(degrees: float) -> float:
 
 def over_runs(values) -> Value:
     """Mean over the first axis with its interval."""
-    values = np.asarray(values, dtype=float)
+    values = np.asarray(list(values), dtype=float)
     runs = len(values)
     if runs == 0:
         return MISSING
@@ -58,23 +57,19 @@ def over_runs(values) -> Value:
     return Value(values.mean(axis=0), half, runs)
 
 
-def over_episodes(values: list[float]) -> Value:
-    """The same for numbers of episodes; the interval is at least as wide as the curves are coarse."""
-    value = over_runs(values)
-    return value._replace(half=max(value.half, CURVE_STEP / 2)) if value.mean else value
+def paired(one: dict[int, float], other: dict[int, float]) -> Value:
+    """The difference over the seeds that both have. Runs of one seed are judged on the same evaluation episodes."""
+    return over_runs(one[seed] - other[seed] for seed in sorted(one.keys() & other.keys()))
 
 
-def compare(one: Value, other: Value, common_error: float = 0.0) -> int | None:
-    """1 if the interval of the difference lies above 0, -1 if below, 0 if it contains 0; None with fewer than 3 runs.
-
-    The common error is one that all runs of a side share, so that their spread does not show it.
-    """
-    difference = one.minus(other)
-    if difference.runs < MIN_RUNS:
-        return None
-    if abs(difference.mean) <= math.hypot(difference.half, common_error):
-        return 0
-    return 1 if difference.mean > 0 else -1
+def welch(one: Value, other: Value) -> Value:
+    """The difference of two independent values, such as ours and the paper's."""
+    half = math.nan
+    if min(one.runs, other.runs) > 1:
+        variances = [(value.half / student(value.runs - 1)) ** 2 for value in (one, other)]  # of the means
+        spread = sum(variance**2 / (value.runs - 1) for variance, value in zip(variances, (one, other)))
+        half = student(sum(variances) ** 2 / spread) * math.sqrt(sum(variances)) if spread else 0.0
+    return Value(one.mean - other.mean, half, min(one.runs, other.runs))
 
 
 class Column(NamedTuple):
@@ -93,6 +88,10 @@ class Column(NamedTuple):
     def nss(self, row: Row) -> float:
         expert, random = (self.pick(dict(zip(row.agents, s))) for s in (row.expert_scores, row.random_scores))
         return (self.score(row) - random) / (expert - random)
+
+    def mean_error(self, half: float) -> float:
+        """The half width for this column, from that of one agent. The pairs of a Rover Tower are independent."""
+        return half / math.sqrt(int(self.task.split("_")[2]) / 2) if self.agent == "mean" else half
 
 
 COLUMNS = (
@@ -118,64 +117,77 @@ class Data:
         kind = discriminator if ALGORITHMS[algorithm].adversarial else "none"
         return self.runs.get((stage, task, algorithm, kind, n_demos), [])
 
-    def nss(self, *place) -> Value:
-        return over_runs([row.nss for row in self.get(*place)])
-
-    def paper_score(self, stage: str, column: Column, who: str, discriminator="", n_demos="") -> Value:
-        """The paper's score of MA-GAIL, MA-AIRL or MA-DAAC, or of the expert or random play."""
-        key = (stage, column.task, column.agent, who, discriminator, str(n_demos))
+    def paper_score(self, stage: str, column: Column, name: str, discriminator="", n_demos="") -> Value:
+        """The paper's score of an algorithm, of the expert or of random play."""
+        key = (stage, column.task, column.agent, PAPER_TITLES.get(name, name), discriminator, str(n_demos))
         return Value(*self.paper[key], PAPER_RUNS) if key in self.paper else MISSING
 
-    def values(self, stage: str, column: Column, name: str, *place) -> list[Value]:
-        """Score, paper's score, NSS and paper's NSS, which is by the paper's own expert and random scores."""
-        rows = self.get(stage, column.task, name, *place)
-        score, nss = (over_runs([measure(row) for row in rows]) for measure in (column.score, column.nss))
-        paper = self.paper_score(stage, column, PAPER_TITLES.get(name, ""), *place)
-        expert, random = (self.paper_score(stage, column, who).mean for who in ("expert", "random"))
-        paper_nss = Value((paper.mean - random) / (expert - random), paper.half / abs(expert - random), paper.runs)
-        return [score, paper, nss, paper_nss]
-
-    def reference_error(self, column: Column, nss: float, paper_nss: float) -> float:
-        """The error of our NSS minus the paper's that comes from both sides' scores of the expert and random play."""
-        ours, paper = [], []
+    def references(self, column: Column, of_paper: bool) -> tuple[Value, Value]:
+        """Scores of the expert and of random play."""
+        values = []
         for who in ("expert", "random"):
-            scores = [column.pick(expert_scores(column.task, who, what)) for what in ("mean", "interval_95")]
-            ours.append(Value(*scores, runs=1))
-            paper.append(self.paper_score("imitate", column, who))
-        errors = []
-        for value, (expert, random) in ((nss, ours), (paper_nss, paper)):
-            error = math.hypot(value * expert.half, (1 - value) * random.half)
-            errors.append(error / (expert.mean - random.mean))
-        return math.hypot(*errors)
+            if of_paper:
+                value = self.paper_score("imitate", column, who)
+            else:
+                value = Value(
+                    *(column.pick(expert_scores(column.task, who, what)) for what in ("mean", "interval_95")), 1
+                )
+            values.append(value._replace(half=column.mean_error(value.half)))
+        return tuple(values)
 
-    def task_nss(self, stage: str, task: str, *setting) -> tuple[Value, Value]:
-        """NSS of a whole task, ours and the paper's. Where agents compete, 1 - |NSS - 1|: above 1 is no better."""
-        columns = [column for column in COLUMNS if column.task == task]
-        ours = [np.mean([column.nss(row) for column in columns]) for row in self.get(stage, task, *setting)]
-        papers = [self.values(stage, column, *setting)[-1] for column in columns]
-        mean, half = (np.mean([value[k] for value in papers]) for k in (0, 1))
-        if len(columns) > 1:
-            ours, mean = [1 - abs(nss - 1) for nss in ours], 1 - abs(mean - 1)
-        return over_runs(ours), Value(mean, half, papers[0].runs)
+    def paper_nss(self, stage: str, column: Column, name: str, *place) -> Value:
+        """By the paper's own expert and random scores."""
+        score = self.paper_score(stage, column, name, *place)
+        expert, random = self.references(column, of_paper=True)
+        gap = expert.mean - random.mean
+        return Value((score.mean - random.mean) / gap, score.half / abs(gap), score.runs)
 
-    def nss_after(self, rows: list[Row], episodes: int) -> list[float]:
-        """NSS of the training curves after so many episodes; empty if a curve begins later or ends before."""
-        curves = [self.curves[row.run_id] for row in rows]
-        points = [curve["episodes"] for curve in curves]
-        if not all(len(point) and point[0] <= episodes <= point[-1] for point in points):
-            return []
-        return [float(np.interp(episodes, curve["episodes"], curve["nss"])) for curve in curves]
+    def paper_task_nss(self, stage: str, task: str, *setting) -> Value:
+        """The mean over agents; their errors are taken to be the same."""
+        values = [self.paper_nss(stage, column, *setting) for column in COLUMNS if column.task == task]
+        mean, half = (float(np.mean([value[k] for value in values])) for k in (0, 1))
+        return Value(mean, half, values[0].runs)
 
-    def to_goal(self, rows: list[Row], unit: str) -> list[float]:
-        """Episodes or seconds until each curve, read every CURVE_STEP episodes, is at the goal; inf if it never is."""
-        found = []
-        for curve in [self.curves[row.run_id] for row in rows if len(self.curves[row.run_id]["nss"])]:
-            episodes = curve["episodes"]
-            first = math.ceil(episodes[0] / CURVE_STEP) * CURVE_STEP
-            grid = np.append(np.arange(first, episodes[-1], CURVE_STEP), episodes[-1])
-            there = np.flatnonzero(np.interp(grid, episodes, curve["nss"]) >= NSS_GOALS[rows[0].task])
-            found.append(float(np.interp(grid[there[0]], episodes, curve[unit])) if len(there) else math.inf)
+    def minus_paper(self, stage: str, column: Column, name: str, *place) -> Value:
+        """Our NSS minus the paper's, with the errors of runs and of both sides' scores of expert and random play."""
+        ours = over_runs(column.nss(row) for row in self.get(stage, column.task, name, *place))
+        paper = self.paper_nss(stage, column, name, *place)
+        difference, errors = welch(ours, paper), []
+        for nss, of_paper in ((ours.mean, False), (paper.mean, True)):
+            expert, random = self.references(column, of_paper)
+            errors.append(math.hypot(nss * expert.half, (1 - nss) * random.half) / (expert.mean - random.mean))
+        return difference._replace(half=math.hypot(difference.half, *errors))
+
+    def nss_after(self, rows: list[Row], episodes: int) -> dict[int, float]:
+        """NSS of the training curves after so many episodes, by seed; without curves that begin later or end before."""
+        found = {}
+        for row in rows:
+            curve = self.curves[row.run_id]
+            if len(curve["nss"]) and curve["episodes"][0] <= episodes <= curve["episodes"][-1]:
+                found[row.seed] = float(np.interp(episodes, curve["episodes"], curve["nss"]))
         return found
+
+    def to_goal(self, rows: list[Row], unit: str, goal: float | None = None) -> dict[int, float]:
+        """Episodes or seconds until a curve, read every CURVE_STEP episodes, is at the goal, by seed; inf if never."""
+        found = {}
+        for row in rows:
+            curve = self.curves[row.run_id]
+            if len(episodes := curve["episodes"]):
+                first = math.ceil(episodes[0] / CURVE_STEP) * CURVE_STEP
+                grid = np.append(np.arange(first, episodes[-1], CURVE_STEP), episodes[-1])
+                there = np.flatnonzero(np.interp(grid, episodes, curve["nss"]) >= (goal or NSS_GOALS[row.task]))
+                found[row.seed] = float(np.interp(grid[there[0]], episodes, curve[unit])) if len(there) else math.inf
+        return found
+
+
+def likeness(row: Row) -> float:
+    """How much policies resemble the expert: NSS, or in Keep Away the mean of 1 - |NSS - 1| over agents.
+
+    The agents of Keep Away compete, so that an NSS above 1 is as far from the expert as one below.
+    """
+    if row.task != "keep_away":
+        return row.nss
+    return float(np.mean([1 - abs(column.nss(row) - 1) for column in COLUMNS if column.task == row.task]))
 
 
 def load(grid: Grid, paper: Path) -> Data:
@@ -188,19 +200,12 @@ def load(grid: Grid, paper: Path) -> Data:
         place = (row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
         if not is_current_expert(row, row.expert_scores):
             left_out["a replaced expert"] += 1
-        elif row.run_id != make_cell(grid, *place, row.seed).run_id or row.n_demos not in DEMOS:
-            retrain = row.stage == "retrain"
-            arguments = row.reward_arguments if retrain else row.arguments
-            if row.budget == "paper":
-                steps = EPISODE_LENGTH * (row.reward_episodes if retrain else row.episodes)
-                arguments = f"{arguments} --total-timesteps {steps}".strip()
-            other_learner = retrain and row.arguments
-            if arguments and not other_learner and place[3:] == ("decentralized", 50):
-                variants[place][arguments].append(row)
-            else:
-                left_out["another learner, or another discriminator or number of demonstrations"] += 1
-        else:
+        elif row.run_id == make_cell(grid, *place, row.seed).run_id and row.n_demos in DEMOS:
             runs[place].append(row)
+        elif variant := variant_of(row):
+            variants[place][variant].append(row)
+        else:
+            left_out["another learner, or another discriminator or number of demonstrations"] += 1
     for place, rows in runs.items():
         # The number of episodes (and of the reward's episodes) that most runs have; the larger one if tied
         counts = Counter((row.episodes, row.reward_episodes) for row in rows)
@@ -211,6 +216,18 @@ def load(grid: Grid, paper: Path) -> Data:
     curves = {row.run_id: load_curve(path.parent, row.run_id) for row in used}
     text = "; ".join(f"{count} with {reason}" for reason, count in left_out.items() if count) or "none"
     return Data(dict(runs), dict(variants), curves, read_paper(paper), f"Rows left out: {text}.")
+
+
+def variant_of(row: Row) -> str:
+    """The other arguments of an imitation, or of the one behind a retraining; empty for what no table compares."""
+    arguments, episodes = row.arguments, row.episodes
+    if row.stage == "retrain":
+        if row.arguments:  # another learner
+            return ""
+        arguments, episodes = row.reward_arguments, row.reward_episodes
+    if row.budget == "paper":
+        arguments = f"{arguments} --total-timesteps {EPISODE_LENGTH * episodes}".strip()
+    return arguments if (row.discriminator, row.n_demos) == ("decentralized", 50) else ""
 
 
 def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:

@@ -1,11 +1,10 @@
-"""Tables as Markdown: the paper's six, the headline, experts, correlations, sample efficiency, other arguments."""
+"""Tables as Markdown: the paper's, the headline, experts, correlations, sample efficiency, other arguments."""
 
 import itertools
 import math
 from collections import defaultdict
 from typing import NamedTuple
 
-from reproduce import stats
 from reproduce.grid import (
     ALGORITHMS,
     DEMOS,
@@ -17,55 +16,42 @@ from reproduce.grid import (
     STAGES,
     TASKS,
 )
-from reproduce.stats import COLUMNS, CURVE_STEP, GOALS, MIN_RUNS, Data, Value, over_episodes, over_runs
-from reproduce.store import expert_scores
+from reproduce.rows import Row
+from reproduce.stats import COLUMNS, CURVE_STEP, GOALS, MIN_RUNS, Data, Value, over_runs, paired, welch
 
 NOTHING = "–"
 PAPER_ALGORITHMS = ("magail", "mairl", "madaac")
 EARLY = (2000, 10_000)  # episodes at which curves are compared
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of NSS, at which speed is compared
 PLACE = ["task", "demonstrations", "discriminator"]
-SETTINGS = list(itertools.product((*DISCRIMINATORS, "none"), DEMOS))
-CELLS = (
-    f"Cells: mean ± half width of the 95 % t interval over runs (number of runs); fewer than {MIN_RUNS} runs have no "
-    f"interval. {NOTHING} is not measured."
-)
-FINAL = "of the policies after training, which draw their actions at random, over 500 fresh episodes"
-GOAL = (
-    f"A run reaches the goal when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is at "
-    f"least {GOALS}. Intervals of episodes are at least ± {CURVE_STEP // 2}."
-)
-EFFICIENCY = (
-    "NSS after a number of episodes is that of the last 500 training episodes, while the policies change; the final "
-    f"NSS is that {FINAL}, mean over agents. {GOAL} Seconds are processor seconds of one core."
-)
-VARIANTS = (
-    "*MA-DAAC* has the defaults of `madaac_discrete.py`, 4 updates of 125 transitions per 100 steps. *MA-DAAC, "
-    "1 × 1,000* has one update of 1,000 transitions, and the paper's step sizes and target rates."
-)
-BUDGETS = {
-    "imitate": f"{VARIANTS} MA-DAAC has 10,000 episodes and all others the paper's 50,000 (Rover Tower: 100,000). *BC* "
-    "is behavioural cloning, which needs none and has no discriminator.",
-    "retrain": f"{VARIANTS} Rewards of MA-DAAC are from 10,000 episodes and all others from the paper's 50,000 (Rover "
-    "Tower: 100,000). Retraining has 50,000 episodes of MACK, on Rover Tower 20,000 of MAAC (paper: 100,000).",
-}
-NSS = (
-    f"NSS = (score − random) / (expert − random) {FINAL}: 0 is random play and 1 is the expert. Columns with *paper* "
-    "have the paper's scores in terms of the paper's own expert and random scores, and all others have ours in terms "
-    "of ours ([experts.md](experts.md)). On Rover Tower it is the NSS of the mean score over agents, because the paper "
-    "has no other. The mark after our value says whether it is above (↑) or below (↓) the paper's by the 95 % interval "
-    "of the difference (Welch, over runs and with the errors of the expert and random scores; the paper has 10 runs); "
-    f"≈ is neither. Fewer than {MIN_RUNS} runs get no mark."
-)
+LEGEND = f"""\
+- **Cells** are mean ± half width of the 95 % t interval over runs (number of runs). Fewer than {MIN_RUNS} runs have no
+  interval. {NOTHING} is not measured.
+- **NSS** = (score − random) / (expert − random): 0 is random play and 1 is the expert ([scores of both](experts.md)).
+  The final NSS is that of the policies after training, over 500 fresh episodes, in which they draw their actions at
+  random. The NSS at a number of episodes is that of the last 500 training episodes, while the policies change.
+- **MA-DAAC** has the defaults of `madaac_discrete.py`: 10,000 episodes, 4 updates of 125 transitions per 100 steps.
+  *MA-DAAC, 1 × 1,000* has one update of 1,000 transitions, the paper's step sizes and target rates, and 50,000
+  episodes.
+- **MA-GAIL and MA-AIRL** have the paper's 50,000 episodes (Rover Tower: 100,000) and one update per 1,000 steps.
+- **BC** is behavioural cloning. It plays no episodes to learn and has no discriminator.
+- **Retraining** has 50,000 episodes of MACK, and on Rover Tower 20,000 of MAAC (paper: 100,000).
+- **Paper** columns are the paper's numbers; its NSS is by its own scores of the expert and random play.
+- **Goal**: {GOALS}. A run is there when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is
+  at the goal for the first time, even if it falls again. Intervals of episodes are at least ± {CURVE_STEP // 2}.
+- **Seconds** are processor seconds of one core.
+"""
+HOW_TO_READ = "[How to read the tables](index.md#how-to-read-the-tables)."
 
 
 class Table(NamedTuple):
-    name: str
+    page: str  # the name of a file; tables of the same page follow each other
     title: str
     caption: str
     header: list[str]
     rows: list[list[str]]
 
-    def page(self) -> str:
+    def text(self) -> str:
         return f"# {self.title}\n\n{self.caption}\n\n{markdown(self.header, self.rows)}"
 
 
@@ -80,22 +66,25 @@ def number(value: float, digits: int) -> str:
     return f"{round(float(value), digits) + 0.0:,.{digits}f}".replace("-", "−")
 
 
-def cell(value: Value, digits: int = 2) -> str:
+def interval(value: Value, digits: int) -> str:
     if math.isnan(value.mean):
         return NOTHING
     half = f" ± {number(value.half, digits)}" if value.runs >= MIN_RUNS else ""
-    return f"{number(value.mean, digits)}{half} ({value.runs})"
+    return number(value.mean, digits) + half
 
 
-def signed(value: Value, digits: int) -> str:
-    """A difference."""
-    if math.isnan(value.half):
-        return NOTHING
-    return f"{'+' if value.mean > 0 else ''}{number(value.mean, digits)} ± {number(value.half, digits)}"
+def cell(value: Value, digits: int = 2) -> str:
+    return f"{interval(value, digits)} ({value.runs})" if value.runs else NOTHING
 
 
-def paper_cell(value: Value) -> str:
-    return cell(value, 3).removesuffix(f" ({stats.PAPER_RUNS})")
+def goal_cell(values: dict[int, float], least_half: float = 0.0) -> str:
+    """Episodes or seconds until a goal, by seed; the single values if a run misses it."""
+    reached = sorted(value for value in values.values() if math.isfinite(value))
+    if len(reached) < len(values):
+        missed = f"missed by {len(values) - len(reached)} of {len(values)}"
+        return "; ".join([*(number(value, 0) for value in reached), missed])
+    value = over_runs(reached)
+    return cell(value._replace(half=max(value.half, least_half)), 0)
 
 
 def beside_paper(
@@ -106,10 +95,9 @@ def beside_paper(
     The rows are all settings of the paper, and others that have runs. cells_of(column, algorithm, discriminator,
     number of demonstrations) returns the two cells.
     """
+    measured = {(task, name) for run_stage, task, name, *_ in data.runs if run_stage == stage}
     others = [name for name in ALGORITHMS if name not in PAPER_ALGORITHMS]
-    others = [
-        name for name in others if any(data.runs.get((stage, task, name, *k)) for task in tasks for k in SETTINGS)
-    ]
+    others = [name for name in others if any((task, name) in measured for task in tasks)]
     header, rows = list(PLACE), []
     for name in algorithms:
         header += [ALGORITHMS[name].title, f"{ALGORITHMS[name].title}, paper"]
@@ -118,8 +106,8 @@ def beside_paper(
         in_paper, has_runs = kind in PAPER_DISCRIMINATORS, data.get(stage, column.task, "madaac", kind, n_demos)
         if column.task in tasks and (in_paper or has_runs):
             cells = [text for name in algorithms for text in cells_of(column, name, kind, n_demos)]
-            for name in others:  # behavioural cloning stands in the first row of its demonstrations only
-                applies = ALGORITHMS[name].adversarial or kind == kinds[0]
+            for name in others:  # behavioural cloning, which has no discriminator, stands beside the decentralized ones
+                applies = ALGORITHMS[name].adversarial or kind == "decentralized"
                 cells.append(cells_of(column, name, kind, n_demos)[0] if applies else "")
             rows.append([column.title, str(n_demos), kind, *cells])
     return header, rows
@@ -127,23 +115,29 @@ def beside_paper(
 
 def paper_tables(data: Data, scale: str, tasks, stage: str) -> list[Table]:
     """One of the paper's four tables of scores, as NSS and as scores."""
-    name, title = f"{scale}_scale_{STAGES[stage]}", f"{scale.capitalize()}-scale {STAGES[stage]}"
+    page, title = f"{scale}_scale_{STAGES[stage]}", f"{scale.capitalize()}-scale {STAGES[stage]}"
 
-    def nss(column, *setting) -> list[str]:
-        _, _, ours, paper = data.values(stage, column, *setting)
-        error = data.reference_error(column, ours.mean, paper.mean)
-        mark = {None: "", 1: " ↑", 0: " ≈", -1: " ↓"}[stats.compare(ours, paper, error)]
-        return [cell(ours, 3) + mark, paper_cell(paper)]
+    def nss(column, name, *setting) -> list[str]:
+        ours = over_runs(column.nss(row) for row in data.get(stage, column.task, name, *setting))
+        difference, mark = data.minus_paper(stage, column, name, *setting), ""
+        if difference.runs >= MIN_RUNS:
+            mark = " ↑" if difference.low > 0 else " ↓" if difference.high < 0 else " ≈"
+        return [cell(ours, 3) + mark, interval(data.paper_nss(stage, column, name, *setting), 3)]
 
-    def scores(column, *setting) -> list[str]:
-        score, paper_score, _, _ = data.values(stage, column, *setting)
-        return [cell(score), paper_cell(paper_score)]
+    def scores(column, name, *setting) -> list[str]:
+        ours = over_runs(column.score(row) for row in data.get(stage, column.task, name, *setting))
+        return [cell(ours), interval(data.paper_score(stage, column, name, *setting), 3)]
 
-    score = f"Scores are mean returns of an episode {FINAL}; on Rover Tower, the mean over agents."
-    captions = [f"{text} {CELLS} {BUDGETS[stage]}" for text in (NSS, score)]
+    marks = (
+        "The mark after our value says whether it is above (↑) or below (↓) the paper's by the 95 % interval of the "
+        "difference, which contains the errors of the expert and random scores; ≈ is neither. Fewer than "
+        f"{MIN_RUNS} runs get no mark."
+    )
+    if tasks is LARGE_TASKS:
+        marks += " NSS is that of the mean score over agents, because the paper has no other."
     return [
-        Table(name, f"{title}, NSS", captions[0], *beside_paper(data, stage, tasks, nss)),
-        Table(f"{name}_scores", f"{title}, scores", captions[1], *beside_paper(data, stage, tasks, scores)),
+        Table(page, f"{title}, NSS", f"{marks} {HOW_TO_READ}", *beside_paper(data, stage, tasks, nss)),
+        Table(page, f"{title}, scores", "Mean returns of an episode.", *beside_paper(data, stage, tasks, scores)),
     ]
 
 
@@ -151,30 +145,32 @@ def relative_table(data: Data, stage: str) -> Table:
     """The paper's table of differences to MA-GAIL, Rover Tower, decentralized."""
 
     def cells_of(column, name, *setting) -> list[str]:
-        ours, magail = (data.values(stage, column, one, *setting)[:2] for one in (name, "magail"))
-        difference, paper = (one.minus(other) for one, other in zip(ours, magail))
-        return [cell(difference), paper_cell(paper)]
+        ours, magail = (
+            {row.seed: column.score(row) for row in data.get(stage, column.task, one, *setting)}
+            for one in (name, "magail")
+        )
+        paper = welch(*(data.paper_score(stage, column, one, *setting) for one in (name, "magail")))
+        return [cell(paired(ours, magail)), interval(paper, 3)]
 
-    name, title = f"relative_{STAGES[stage]}", f"Large-scale {STAGES[stage]}, scores minus those of MA-GAIL"
-    caption = f"The interval is Welch's, and the number of runs the smaller one of the two. {CELLS} {BUDGETS[stage]}"
+    title = f"Large-scale {STAGES[stage]}, scores minus those of MA-GAIL"
+    caption = f"Differences of runs with the same seed, and the interval of their mean (number of pairs). {HOW_TO_READ}"
     parts = beside_paper(data, stage, LARGE_TASKS, cells_of, ("mairl", "madaac"), ("decentralized",))
-    return Table(name, title, caption, *parts)
+    return Table(f"relative_{STAGES[stage]}", title, caption, *parts)
 
 
 def experts_table(data: Data) -> Table:
     rows = []
     for column in COLUMNS:
         cells = []
-        for who in ("random", "expert"):
-            mean, half = (column.pick(expert_scores(column.task, who, what)) for what in ("mean", "interval_95"))
-            cells.append(f"{number(mean, 2)} ± {number(half, 2)}")
-            cells.append(paper_cell(data.paper_score("imitate", column, who)))
+        for of_paper in (False, True):
+            cells += [interval(value._replace(runs=MIN_RUNS), 2) for value in data.references(column, of_paper)]
         rows.append([column.title, *cells])
     caption = (
-        "Mean returns of an episode, of random play and of the expert with its most probable actions, with 95 % "
-        "intervals over 500 episodes. On Rover Tower both are means over agents."
+        "Mean returns of an episode, of the expert with its most probable actions and of random play, with 95 % "
+        "intervals over 500 episodes. On Rover Tower they are means over agents, and both intervals are computed from "
+        "those of single agents: a rover and its tower have the same reward, and the pairs are independent."
     )
-    header = ["task", "random", "random, paper", "expert", "expert, paper"]
+    header = ["task", "expert", "random", "expert, paper", "random, paper"]
     return Table("experts", "Experts and random play", caption, header, rows)
 
 
@@ -183,55 +179,75 @@ def pcc_table(data: Data) -> Table:
     for task, n_demos, kind in itertools.product(TASKS, DEMOS, DISCRIMINATORS):
         runs = [data.get("retrain", task, name, kind, n_demos) for name in PAPER_ALGORITHMS]
         if any(runs):
-            cells = [cell(over_runs([row.pcc for row in group])) for group in runs]
+            cells = []
+            for group in runs:
+                cells += [cell(over_runs(row.pcc for row in group)), cell(over_runs(row.nss for row in group))]
             rows.append([TASKS[task], str(n_demos), kind, *cells])
     caption = (
-        "Pearson correlation of learned with true rewards of single steps at the end of retraining, mean over agents. "
-        f"Where agents compete, theirs can have opposite signs. {CELLS}"
+        "PCC is the Pearson correlation of learned with true rewards of single steps at the end of retraining, mean "
+        "over agents, and NSS is that of the retrained policies. In Keep Away the PCC of the two agents can have "
+        f"opposite signs. {HOW_TO_READ}"
     )
-    header = [*PLACE, *(ALGORITHMS[name].title for name in PAPER_ALGORITHMS)]
+    header = list(PLACE)
+    for name in PAPER_ALGORITHMS:
+        header += [f"{ALGORITHMS[name].title}, PCC", "NSS"]
     return Table("pcc", "Correlation of rewards", caption, header, rows)
 
 
-def goal_cells(data: Data, runs: list) -> list[str]:
-    """Episodes and seconds to the goal, which do not exist for behavioural cloning."""
-    if not ALGORITHMS[runs[0].algorithm].adversarial:
-        return [NOTHING] * 2
-    episodes, seconds = (data.to_goal(runs, unit) for unit in ("episodes", "seconds"))
-    if missed := episodes.count(math.inf):
-        return [f"not reached by {missed} of {len(episodes)}"] * 2
-    return [cell(over_episodes(episodes), 0), cell(over_runs(seconds), 0)]
+def efficiency_cells(data: Data, rows: list[Row]) -> dict[str, str]:
+    """What imitation reaches and how fast, by column."""
+    cells = {
+        f"NSS during training, at {episodes:,} episodes": cell(over_runs(data.nss_after(rows, episodes).values()))
+        for episodes in EARLY
+    }
+    goals = {"episodes to the goal": NOTHING, "seconds to the goal": NOTHING}
+    if ALGORITHMS[rows[0].algorithm].adversarial:
+        goals["episodes to the goal"] = goal_cell(data.to_goal(rows, "episodes"), CURVE_STEP / 2)
+        goals["seconds to the goal"] = goal_cell(data.to_goal(rows, "seconds"))
+    final = {"final NSS": cell(over_runs(row.nss for row in rows), 3), "trained for episodes": f"{rows[0].episodes:,}"}
+    return goals | cells | final | {"seconds in all": cell(over_runs(row.seconds for row in rows), 0)}
 
 
 def efficiency_table(data: Data) -> Table:
-    """What imitation reaches and how fast."""
-    rows = []
+    rows, header = [], []
     for task, n_demos, kind, name in itertools.product(TASKS, DEMOS, (*DISCRIMINATORS, "none"), ALGORITHMS):
         if runs := data.runs.get(("imitate", task, name, kind, n_demos)):
-            cells = [cell(over_runs(data.nss_after(runs, episodes)), 2) for episodes in EARLY]
-            cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
-            cells += goal_cells(data, runs)
-            cells.append(cell(over_runs([row.seconds for row in runs]), 0))
-            rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells])
-    header = [*PLACE, "algorithm", *(f"NSS after {episodes:,}" for episodes in EARLY), "final NSS", "episodes"]
-    header += ["episodes to the goal", "seconds to the goal", "seconds"]
-    caption = f"{EFFICIENCY} {CELLS} {VARIANTS}"
-    return Table("efficiency", "Sample efficiency of imitation", caption, header, rows)
+            cells = efficiency_cells(data, runs)
+            header = [*PLACE, "algorithm", *cells]
+            rows.append([TASKS[task], str(n_demos), kind, ALGORITHMS[name].title, *cells.values()])
+    return Table("efficiency", "Sample efficiency of imitation", HOW_TO_READ, header, rows)
 
 
-def headline_table(efficiency: Table) -> Table:
-    """What README.md shows of the table of efficiency: 50 demonstrations, decentralized discriminators."""
-    titles = [TASKS[task] for task in HEADLINE_TASKS]
-    header = ["task", "algorithm", "episodes to the goal", "seconds to the goal"]
-    header += ["NSS after 10,000", "final NSS", "episodes"]
+def headline_runs(data: Data, names) -> list[tuple[str, str, list[Row]]]:
+    """Task, algorithm and rows of 50 demonstrations, decentralized discriminators."""
+    places = itertools.product(HEADLINE_TASKS, names)
+    found = [(task, name, data.get("imitate", task, name, "decentralized", 50)) for task, name in places]
+    return [(task, name, runs) for task, name, runs in found if runs]
+
+
+def headline_table(data: Data) -> Table:
+    columns = ["episodes to the goal", "seconds to the goal", "NSS during training, at 10,000 episodes"]
+    columns += ["final NSS", "trained for episodes"]
     rows = []
-    for row in efficiency.rows:
-        cells = dict(zip(efficiency.header, row))
-        shown = cells["task"] in titles and cells["algorithm"] != ALGORITHMS["madaac_paper"].title
-        if shown and cells["demonstrations"] == "50" and cells["discriminator"] in ("decentralized", "none"):
-            rows.append([cells[name] for name in header])
+    for task, name, runs in headline_runs(data, (*PAPER_ALGORITHMS, "bc")):
+        cells = efficiency_cells(data, runs)
+        rows.append([TASKS[task], ALGORITHMS[name].title, *(cells[column] for column in columns)])
     title = "Imitation of 50 demonstrations, decentralized discriminators"
-    return Table("headline", title, f"{EFFICIENCY} {CELLS}", header, rows)
+    return Table("headline", title, HOW_TO_READ, ["task", "algorithm", *columns], rows)
+
+
+def thresholds_table(data: Data) -> Table:
+    rows = []
+    for task, name, runs in headline_runs(data, (*PAPER_ALGORITHMS, "madaac_paper")):
+        goals = [goal_cell(data.to_goal(runs, "episodes", goal), CURVE_STEP / 2) for goal in THRESHOLDS]
+        rows.append([TASKS[task], ALGORITHMS[name].title, f"{runs[0].episodes:,}", *goals])
+    caption = (
+        "Episodes until NSS is at each of these values for the first time: 50 demonstrations, decentralized "
+        "discriminators. MA-DAAC has fewer episodes in all than the others, and may miss a value for that reason. "
+        f"{HOW_TO_READ}"
+    )
+    header = ["task", "algorithm", "trained for episodes", *(f"NSS {goal}" for goal in THRESHOLDS)]
+    return Table("thresholds", "Episodes to several values of NSS", caption, header, rows)
 
 
 def settings_table(data: Data) -> Table:
@@ -248,34 +264,45 @@ def settings_table(data: Data) -> Table:
             without = tuple([row for row in runs if row.seed in seeds] for runs in (defaults, retrained_defaults))
             for arguments, (runs, retrained) in {"": without, **group}.items():
                 if runs:
-                    cells = [cell(over_runs(data.nss_after(runs, episodes))) for episodes in points]
-                    cells += [cell(over_runs([row.nss for row in runs]), 3), f"{runs[0].episodes:,}"]
-                    cells += [goal_cells(data, runs)[0], per_thousand(runs)]
-                    cells.append(cell(over_runs([row.nss for row in retrained]), 3))
+                    cells = [cell(over_runs(data.nss_after(runs, episodes).values())) for episodes in points]
+                    cells += [cell(over_runs(row.nss for row in runs), 3), f"{runs[0].episodes:,}"]
+                    cells.append(goal_cell(data.to_goal(runs, "episodes"), CURVE_STEP / 2))
+                    cells.append(cell(over_runs(1000 * row.seconds / row.episodes for row in runs), 0))
+                    cells.append(cell(over_runs(row.nss for row in retrained), 3))
                     label = f"`{arguments}`" if arguments else "none"
                     rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])
     caption = (
         "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
-        f"discriminators. {EFFICIENCY} A shorter run that does not reach the goal might do so later. The last column "
-        f"is the NSS of new policies that were trained on the recovered reward. {CELLS} {VARIANTS}"
+        "discriminators. The columns after *arguments* are NSS during training. A shorter run that does not reach the "
+        "goal might do so later. The last column is the NSS of new policies that were trained on the recovered "
+        f"reward. {HOW_TO_READ}"
     )
-    header = ["task", "algorithm", "seeds", "arguments", *(f"NSS after {episodes:,}" for episodes in points)]
-    header += ["final NSS", "episodes", "episodes to the goal", "seconds per 1,000 episodes", "retrained NSS"]
+    header = ["task", "algorithm", "seeds", "arguments", *(f"at {episodes:,} episodes" for episodes in points)]
+    header += [
+        "final NSS",
+        "trained for episodes",
+        "episodes to the goal",
+        "seconds per 1,000 episodes",
+        "retrained NSS",
+    ]
     return Table("settings", "Other settings", caption, header, rows)
 
 
-def per_thousand(runs: list) -> str:
-    return cell(over_runs([1000 * row.seconds / row.episodes for row in runs]), 0)
-
-
 def all_tables(data: Data) -> list[Table]:
-    scales, efficiency = {"small": SMALL_TASKS, "large": LARGE_TASKS}.items(), efficiency_table(data)
+    scales = {"small": SMALL_TASKS, "large": LARGE_TASKS}.items()
     return [
-        headline_table(efficiency),
+        headline_table(data),
+        thresholds_table(data),
         *(table for scale, tasks in scales for stage in STAGES for table in paper_tables(data, scale, tasks, stage)),
         *(relative_table(data, stage) for stage in STAGES),
         experts_table(data),
         pcc_table(data),
-        efficiency,
+        efficiency_table(data),
         settings_table(data),
     ]
+
+
+def pages(tables: list[Table]) -> dict[str, str]:
+    """The text of each page, by the name of its file."""
+    names = dict.fromkeys(table.page for table in tables)
+    return {f"{name}.md": "\n".join(table.text() for table in tables if table.page == name) for name in names}
