@@ -17,8 +17,8 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
     """The files that were written, in results/tables and results/figures."""
     data, folder, written = load(grid, paper), grid.results_folder, []
     tables = [*all_tables(data), parameters_table()]
-    titles = {table.page: table.title.removesuffix(", scores") for table in reversed(tables)}
-    links = "".join(f"- [{titles[name]}]({name}.md)\n" for name in dict.fromkeys(table.page for table in tables))
+    first = {table.page: table for table in reversed(tables)}
+    links = "".join(f"- [{table.title}]({table.page}.md)\n" for table in tables if table is first[table.page])
     in_grid = sum(len(rows) for rows in data.runs.values())
     others = sum(len(rows) for group in data.variants.values() for rows in group.values())
     index = (

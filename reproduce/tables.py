@@ -52,7 +52,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
     def text(self) -> str:
-        return f"# {self.title}\n\n{self.caption}\n\n{markdown(self.header, self.rows)}"
+        return f"## {self.title}\n\n{self.caption}\n\n{markdown(self.header, self.rows)}"
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
@@ -305,4 +305,5 @@ def all_tables(data: Data) -> list[Table]:
 def pages(tables: list[Table]) -> dict[str, str]:
     """The text of each page, by the name of its file."""
     names = dict.fromkeys(table.page for table in tables)
-    return {f"{name}.md": "\n".join(table.text() for table in tables if table.page == name) for name in names}
+    texts = {name: "\n".join(table.text() for table in tables if table.page == name) for name in names}
+    return {f"{name}.md": text[1:] for name, text in texts.items()}  # the first title of a page is its heading
