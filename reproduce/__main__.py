@@ -54,9 +54,8 @@ def plan(args: Args, cells: list[Cell], work: Workspace) -> None:
         groups.setdefault((cell.stage, cell.task, cell.algorithm), []).append(cell)
     for (stage, task, algorithm), group in groups.items():
         episodes = episodes_of(group[0], args)
-        budget = f"{episodes:,}" if episodes else "script's own"
         time_each = as_hours(work.estimate_seconds(group[0]))
-        print(f"{stage:<9}{task:<27}{algorithm:<14}{budget:>13}{len(group):>6}{time_each:>11}")
+        print(f"{stage:<9}{task:<27}{algorithm:<14}{episodes:>13,}{len(group):>6}{time_each:>11}")
 
 
 def status(args: Args, cells: list[Cell], work: Workspace) -> None:
@@ -68,6 +67,8 @@ def status(args: Args, cells: list[Cell], work: Workspace) -> None:
             text = f"NSS {work.rows[cell.run_id].nss:.3f}"
         elif state in ("running", "interrupted"):
             text = progress_text(work.run_folder(cell))
+            if row := work.current_row(cell):
+                text += f"  (its row has {row.episodes:,} of {episodes_of(cell, args):,} episodes)"
         elif state == "failed":
             text = work.failure_note(cell).read_text(errors="replace").strip()
         print(f"{cell.run_id:<72}{state:<12}{text}".rstrip())
@@ -99,6 +100,8 @@ def main(words: list[str] | None = None) -> int | None:
         args = tyro.cli(Args, prog="python -m reproduce", description=__doc__, args=words)
         if args.workers < 0:
             raise UserError(f"--workers must be at least 1, or 0 for one per core; got {args.workers}")
+        if args.results and args.command != "run" and not (args.results_folder / "runs.csv").exists():
+            raise UserError(f"there is no {args.results_folder / 'runs.csv'}; `run` makes the folder of --results")
         command = {"plan": plan, "run": run, "status": status, "report": report}[args.command]
         return command(args, make_cells(args), Workspace(args))
 

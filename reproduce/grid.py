@@ -1,5 +1,6 @@
 """The grid of experiments: tasks, algorithms, budgets, and the command that runs one cell of it."""
 
+import difflib
 import re
 import shlex
 import sys
@@ -27,6 +28,8 @@ DISCRIMINATORS = (*PAPER_DISCRIMINATORS, "shared")  # the last one for MA-DAAC o
 SHARING_TASKS = ("cooperative_navigation", *LARGE_TASKS)  # tasks with several agents of the same kind
 DEMOS = (50, 100, 200)
 SHIPPED_DEMOS = 200
+MOST_SEEDS = 1000
+OWN_EPISODES = {"imitate": 10_000, "retrain": 20_000}  # of MA-DAAC and of retraining by MAAC, the scripts' defaults
 SMOKE_EPISODES = 120  # a few updates of every script
 
 
@@ -36,7 +39,7 @@ class Algorithm(NamedTuple):
     title: str
     script: str
     arguments: str = ""
-    own_budget: bool = False  # the script's default number of steps instead of the paper's number of episodes
+    own_budget: bool = False  # by default, OWN_EPISODES instead of the paper's number of episodes
     adversarial: bool = True  # has discriminators, an adjustable number of episodes, and a reward to retrain on
 
 
@@ -144,7 +147,9 @@ def parse_names(text: str, known, flag: str) -> list[str]:
     values = list(dict.fromkeys(part.strip() for part in text.split(",")))
     for value in values:
         if value not in known:
-            raise UserError(f"{flag} takes {', '.join(known)}, separated by commas; got {value!r}")
+            nearest = difflib.get_close_matches(value.lower(), known, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise UserError(f"{flag} takes {', '.join(known)}, separated by commas; got {value!r}{hint}")
     return values
 
 
@@ -155,7 +160,12 @@ def parse_numbers(text: str, least: int, most: int, flag: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not least <= first <= last <= most:
-            raise UserError(f"{flag} takes numbers from {least} to {most}, such as 1,2 or 1-10; got {part!r}")
+            raise UserError(
+                f"{flag} takes numbers from {least} to {most}, and ranges from a smaller to a larger one, such as "
+                f"1,2 or 1-10; got {part!r}"
+            )
+        if last - first >= MOST_SEEDS:
+            raise UserError(f"{flag} takes ranges of at most {MOST_SEEDS} numbers; got {part!r}")
         values += range(first, last + 1)
     return list(dict.fromkeys(values))
 
@@ -218,7 +228,7 @@ def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_de
 
 
 def episodes_of(cell: Cell, grid: Grid) -> int:
-    """The number of episodes of a run; 0 leaves it to the script."""
+    """The number of episodes of a run; behavioural cloning plays none."""
     algorithm = ALGORITHMS[cell.algorithm]
     if not algorithm.adversarial:
         return 0
@@ -227,7 +237,7 @@ def episodes_of(cell: Cell, grid: Grid) -> int:
     own = algorithm.own_budget and cell.budget == "default"
     if cell.stage == "retrain":
         own = grid.scale == "default" and paper_learner(cell.task) == "maac"
-    return 0 if own else paper_episodes(cell.task)
+    return OWN_EPISODES[cell.stage] if own else paper_episodes(cell.task)
 
 
 def start_command(cell: Cell, grid: Grid, out: Path, reward_run: Path | None) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from madaac_utils.files import UserError, writing
-from reproduce.grid import ALGORITHMS, DISCRIMINATORS, STAGES, TASKS
+from reproduce.grid import ALGORITHMS, DISCRIMINATORS, STAGES, TASKS, Cell
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class Row:
         for name in ("scores", "score_intervals", "greedy_scores", "expert_scores", "random_scores"):
             if len(getattr(self, name)) != len(self.agents):
                 raise ValueError(f"column {name}: expected {len(self.agents)} values, one per agent")
+        place = {name: getattr(self, name) for name in Cell.__dataclass_fields__}
+        if self.run_id != Cell(**place).run_id:
+            raise ValueError(f"column run_id: the other columns say {Cell(**place).run_id!r}")
         if any(expert == random for expert, random in zip(self.expert_scores, self.random_scores)):
             raise ValueError("column expert_scores: one equals the random score, so that NSS is undefined")
 
@@ -99,8 +102,8 @@ def as_text(value) -> str:
 def read_table(path: Path, columns: dict[str, type], make: type = dict) -> list:
     """What `make` makes of each line of a CSV file with these columns."""
     try:
-        text = path.read_text(encoding="utf-8")
-        header, *lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark at the beginning
+        header, *lines = list(csv.reader(io.StringIO(text, newline=""), strict=True)) or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if header != list(columns):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from madaac_utils.files import UserError
-from reproduce.grid import ALGORITHMS, DEMOS, EPISODE_LENGTH, LARGE_TASKS, TASKS, Grid, make_cell
+from reproduce.grid import ALGORITHMS, DEMOS, EPISODE_LENGTH, LARGE_TASKS, TASKS, Grid, episodes_of, make_cell
 from reproduce.rows import CURVE_COLUMNS, Row, read_curve, read_paper, read_rows
 from reproduce.store import expert_scores, is_current_expert, warn
 
@@ -198,20 +198,16 @@ def load(grid: Grid, paper: Path) -> Data:
     left_out, runs, variants = Counter(), defaultdict(list), defaultdict(lambda: defaultdict(list))
     for row in sorted(read_rows(path).values(), key=lambda row: row.seed):
         place = (row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
+        cell = make_cell(grid, *place, row.seed)
+        wanted = [episodes_of(cell, grid), episodes_of(cell.imitation, grid) if row.stage == "retrain" else 0]
         if not is_current_expert(row, row.expert_scores):
             left_out["a replaced expert"] += 1
-        elif row.run_id == make_cell(grid, *place, row.seed).run_id and row.n_demos in DEMOS:
+        elif row.run_id == cell.run_id and row.n_demos in DEMOS and [row.episodes, row.reward_episodes] == wanted:
             runs[place].append(row)
         elif variant := variant_of(row):
             variants[place][variant].append(row)
         else:
-            left_out["another learner, or another discriminator or number of demonstrations"] += 1
-    for place, rows in runs.items():
-        # The number of episodes (and of the reward's episodes) that most runs have; the larger one if tied
-        counts = Counter((row.episodes, row.reward_episodes) for row in rows)
-        kept = max(counts, key=lambda episodes: (counts[episodes], episodes))
-        runs[place] = [row for row in rows if (row.episodes, row.reward_episodes) == kept]
-        left_out["another number of episodes than most runs of the setting"] += len(rows) - len(runs[place])
+            left_out["another number of episodes, another learner, or arguments that no table compares"] += 1
     used = [row for group in (runs, *variants.values()) for rows in group.values() for row in rows]
     curves = {row.run_id: load_curve(path.parent, row.run_id) for row in used}
     text = "; ".join(f"{count} with {reason}" for reason, count in left_out.items() if count) or "none"
@@ -225,7 +221,7 @@ def variant_of(row: Row) -> str:
         if row.arguments:  # another learner
             return ""
         arguments, episodes = row.reward_arguments, row.reward_episodes
-    if row.budget == "paper":
+    if row.budget == "paper" or not arguments:
         arguments = f"{arguments} --total-timesteps {EPISODE_LENGTH * episodes}".strip()
     return arguments if (row.discriminator, row.n_demos) == ("decentralized", 50) else ""
 

@@ -230,11 +230,9 @@ class Workspace:
         return row
 
     def estimate_seconds(self, cell: Cell) -> float:
-        """How long a run takes, from rows of the same algorithm and task; nan if there is none."""
-        wanted, times = episodes_of(cell, self.grid), []
-        for row in self.rows.values():
-            same = (row.stage, row.task, row.algorithm) == (cell.stage, cell.task, cell.algorithm)
-            comparable = wanted or row.arguments == cell.arguments  # other arguments may come with fewer episodes
-            if same and comparable and row.seconds > 0:
-                times.append(row.seconds * (wanted / row.episodes if wanted else 1))
+        """How long a run takes, from rows of the same algorithm and task, with the same arguments if there are any."""
+        wanted, place = episodes_of(cell, self.grid), (cell.stage, cell.task, cell.algorithm)
+        rows = [row for row in self.rows.values() if (row.stage, row.task, row.algorithm) == place and row.seconds > 0]
+        rows = [row for row in rows if row.arguments == cell.arguments] or rows
+        times = [row.seconds * (wanted / row.episodes if wanted else 1) for row in rows]
         return sum(times) / len(times) if times else math.nan

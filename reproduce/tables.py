@@ -39,7 +39,8 @@ LEGEND = f"""\
 - **Paper** columns are the paper's numbers; its NSS is by its own scores of the expert and random play.
 - **Goal**: {GOALS}. A run is there when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is
   at the goal for the first time, even if it falls again. Intervals of episodes are at least ± {CURVE_STEP // 2}.
-- **Seconds** are processor seconds of one core.
+- **Seconds** are processor seconds of one core of a server (AMD EPYC) that other runs shared. Repeats of a run differ
+  by up to 1.6 times. Some runs were not timed.
 """
 HOW_TO_READ = "[How to read the tables](index.md#how-to-read-the-tables)."
 
@@ -78,11 +79,10 @@ def cell(value: Value, digits: int = 2) -> str:
 
 
 def goal_cell(values: dict[int, float], least_half: float = 0.0) -> str:
-    """Episodes or seconds until a goal, by seed; the single values if a run misses it."""
+    """Episodes or seconds until a goal, by seed; the single values if a run misses it. Unknown seconds are nan."""
     reached = sorted(value for value in values.values() if math.isfinite(value))
-    if len(reached) < len(values):
-        missed = f"missed by {len(values) - len(reached)} of {len(values)}"
-        return "; ".join([*(number(value, 0) for value in reached), missed])
+    if missed := list(values.values()).count(math.inf):
+        return "; ".join([*(number(value, 0) for value in reached), f"missed by {missed} of {len(values)}"])
     value = over_runs(reached)
     return cell(value._replace(half=max(value.half, least_half)), 0)
 
@@ -176,8 +176,9 @@ def experts_table(data: Data) -> Table:
 
 def pcc_table(data: Data) -> Table:
     rows = []
+    names = (*PAPER_ALGORITHMS, "madaac_paper")
     for task, n_demos, kind in itertools.product(TASKS, DEMOS, DISCRIMINATORS):
-        runs = [data.get("retrain", task, name, kind, n_demos) for name in PAPER_ALGORITHMS]
+        runs = [data.get("retrain", task, name, kind, n_demos) for name in names]
         if any(runs):
             cells = []
             for group in runs:
@@ -189,7 +190,7 @@ def pcc_table(data: Data) -> Table:
         f"opposite signs. {HOW_TO_READ}"
     )
     header = list(PLACE)
-    for name in PAPER_ALGORITHMS:
+    for name in names:
         header += [f"{ALGORITHMS[name].title}, PCC", "NSS"]
     return Table("pcc", "Correlation of rewards", caption, header, rows)
 
@@ -205,7 +206,8 @@ def efficiency_cells(data: Data, rows: list[Row]) -> dict[str, str]:
         goals["episodes to the goal"] = goal_cell(data.to_goal(rows, "episodes"), CURVE_STEP / 2)
         goals["seconds to the goal"] = goal_cell(data.to_goal(rows, "seconds"))
     final = {"final NSS": cell(over_runs(row.nss for row in rows), 3), "trained for episodes": f"{rows[0].episodes:,}"}
-    return goals | cells | final | {"seconds in all": cell(over_runs(row.seconds for row in rows), 0)}
+    seconds = [row.seconds for row in rows if not math.isnan(row.seconds)]
+    return goals | cells | final | {"seconds in all": cell(over_runs(seconds), 0)}
 
 
 def efficiency_table(data: Data) -> Table:
@@ -267,7 +269,8 @@ def settings_table(data: Data) -> Table:
                     cells = [cell(over_runs(data.nss_after(runs, episodes).values())) for episodes in points]
                     cells += [cell(over_runs(row.nss for row in runs), 3), f"{runs[0].episodes:,}"]
                     cells.append(goal_cell(data.to_goal(runs, "episodes"), CURVE_STEP / 2))
-                    cells.append(cell(over_runs(1000 * row.seconds / row.episodes for row in runs), 0))
+                    seconds = [1000 * row.seconds / row.episodes for row in runs if not math.isnan(row.seconds)]
+                    cells.append(cell(over_runs(seconds), 0))
                     cells.append(cell(over_runs(row.nss for row in retrained), 3))
                     label = f"`{arguments}`" if arguments else "none"
                     rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])

@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from madaac_utils.paper import paper_episodes, paper_learner
-from reproduce.grid import ALGORITHMS, TASKS, Cell
+from madaac_utils.paper import paper_learner
+from reproduce.grid import ALGORITHMS, TASKS, Cell, Grid, episodes_of
 from reproduce.rows import ROW_COLUMNS, as_text
 
 # Keeps the contract of run folders, checkpoints and --resume, learns nothing, and notes in notes.txt when it begins a
@@ -109,7 +109,7 @@ def row(task="keep_away", stage="imitate", algorithm="madaac", nss=0.9, **others
     return {
         "run_id": cell.run_id,
         **asdict(cell),
-        "episodes": paper_episodes(task),
+        "episodes": episodes_of(cell, Grid()),
         "rl": paper_learner(task) if retrained else "",
         "agents": tuple(SCORES[task]),
         "scores": scores,
@@ -118,7 +118,11 @@ def row(task="keep_away", stage="imitate", algorithm="madaac", nss=0.9, **others
         "expert_scores": tuple(expert),
         "random_scores": tuple(random),
         **{"nss": nss, "nss_greedy": nss, "nss_last_500": float("nan"), "pcc": 0.25 if retrained else float("nan")},
-        **{"seconds": 100, "commit": "0123456", "reward_episodes": paper_episodes(task) if retrained else 0},
+        **{
+            "seconds": 100,
+            "commit": "0123456",
+            "reward_episodes": episodes_of(cell.imitation, Grid()) if retrained else 0,
+        },
     } | others
 
 
