@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 from matplotlib.figure import Figure
 
-from reproduce.grid import ALGORITHMS, DEMOS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
+from reproduce.grid import ALGORITHMS, DISCRIMINATORS, HEADLINE_TASKS, LARGE_TASKS, SMALL_TASKS, TASKS
 from reproduce.parameters import AGENTS, COUNTED, total_parameters
 from reproduce.stats import MIN_RUNS, Data, mean_curve, over_runs
 
 COLOURS = dict(zip(ALGORITHMS, ("#009E73", "#D55E00", "#0072B2", "#56B4E9", "#555555")))
+BANDS = f"Means over runs, with 95 % t intervals from {MIN_RUNS} runs on; thin lines: fewer runs."
 LINES = {"decentralized": "-", "centralized": "--", "shared": ":"}
 
 
@@ -22,6 +23,10 @@ def panels(rows: int, columns: int, size: tuple[float, float], **share) -> tuple
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def thousands(value: float, _) -> str:
+    return f"{value / 1000:g}k" if value else "0"
 
 
 def add_legend(figure: Figure) -> None:
@@ -62,17 +67,19 @@ def measured_tasks(data: Data, stage: str, tasks) -> list[str]:
 
 
 def curves_figure(data: Data, stage: str, tasks, y: str = "nss") -> Figure | None:
-    """One row per task, one column per number of demonstrations."""
+    """One row per task, one column per number of demonstrations, as far as they have curves."""
     tasks = measured_tasks(data, stage, tasks)
     if not tasks:
         return None
-    figure, axes = panels(len(tasks), len(DEMOS), (3.1, 1.95), sharex="row", sharey="row")
-    for (row, task), (column, n_demos) in itertools.product(enumerate(tasks), enumerate(DEMOS)):
+    demos = sorted({place[-1] for place in data.runs if place[0] == stage and place[1] in tasks and place[3] != "none"})
+    figure, axes = panels(len(tasks), len(demos), (3.1 if len(demos) > 1 else 5.0, 1.95), sharex="row", sharey="row")
+    figure.suptitle(BANDS, fontsize=8)
+    for (row, task), (column, n_demos) in itertools.product(enumerate(tasks), enumerate(demos)):
         axis = axes[row, column]
         draw(axis, data, stage, task, DISCRIMINATORS, n_demos, "episodes", y)
         if stage == "imitate" and axis.get_legend_handles_labels()[0]:  # algorithms differ in speed by factors
             axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}k" if value else "0")
+        axis.xaxis.set_major_formatter(thousands)
         title = TASKS[task].replace(", ", "\n").replace("ve ", "ve\n")
         axes[row, 0].set_ylabel(f"{title}\n{y.upper()}", fontsize=8)
         axes[0, column].set_title(f"{n_demos} demonstrations", fontsize=9)
@@ -89,6 +96,7 @@ def headline_figure(data: Data) -> Figure | None:
     timed = any(np.isfinite(curve["seconds"]).any() for curve in data.curves.values())
     units = ("episodes", "seconds") if timed else ("episodes",)
     figure, axes = panels(len(units), len(tasks), (3.0, 2.5), sharey="all")
+    figure.suptitle(f"50 demonstrations, decentralized discriminators. {BANDS}", fontsize=8)
     for (column, task), (row, unit) in itertools.product(enumerate(tasks), enumerate(units)):
         axis = axes[row, column]
         draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss", names=("magail", "mairl", "madaac"))
@@ -98,6 +106,8 @@ def headline_figure(data: Data) -> Figure | None:
         if cloning.runs >= MIN_RUNS:
             low, high = cloning.mean - cloning.half, cloning.mean + cloning.half
             axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)
+        if unit == "episodes":
+            axis.xaxis.set_major_formatter(thousands)
         axis.set_xlabel(unit, fontsize=8)
         axes[row, 0].set_ylabel("NSS", fontsize=8)
         axes[0, column].set_title(TASKS[task], fontsize=9)

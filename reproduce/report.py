@@ -9,7 +9,7 @@ from reproduce.claims import claims_page
 from reproduce.figures import all_figures
 from reproduce.grid import Grid
 from reproduce.parameters import parameters_table
-from reproduce.stats import MIN_RUNS, load
+from reproduce.stats import load
 from reproduce.tables import LEGEND, Table, all_tables, headline_table, markdown, pages
 
 
@@ -25,7 +25,6 @@ def write_report(grid: Grid, paper: Path) -> list[Path]:
         f"# Results beside the paper's\n\nMade from {in_grid} rows of `runs.csv`, and {others} with "
         f"[other settings](settings.md). {data.left_out}\n\n"
         f"- [The paper's claims and what was measured](claims.md)\n{links}\n## How to read the tables\n\n{LEGEND}"
-        f"- **Curves** are means over runs: with 95 % t intervals from {MIN_RUNS} runs on, and thin with fewer.\n"
     )
     for name, title, figure in all_figures(data):
         path = folder / "figures" / f"{name}.png"
