@@ -20,7 +20,7 @@ import tyro
 from madaac_utils.files import ROOT, UserError, exit_on_user_error, require_writable
 from reproduce.grid import TASKS, Cell, Grid, episodes_of, make_cells
 from reproduce.local import LocalLauncher, Scheduler, as_hours, estimate_text, progress_text
-from reproduce.store import Workspace
+from reproduce.store import Workspace, warn
 
 
 @dataclass(kw_only=True)
@@ -100,8 +100,8 @@ def main(words: list[str] | None = None) -> int | None:
         args = tyro.cli(Args, prog="python -m reproduce", description=__doc__, args=words)
         if args.workers < 0:
             raise UserError(f"--workers must be at least 1, or 0 for one per core; got {args.workers}")
-        if args.results and args.command != "run" and not (args.results_folder / "runs.csv").exists():
-            raise UserError(f"there is no {args.results_folder / 'runs.csv'}; `run` makes the folder of --results")
+        if args.results and args.command in ("plan", "status") and not (args.results_folder / "runs.csv").exists():
+            warn(f"there is no {args.results_folder / 'runs.csv'} yet")
         command = {"plan": plan, "run": run, "status": status, "report": report}[args.command]
         return command(args, make_cells(args), Workspace(args))
 

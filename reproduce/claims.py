@@ -23,12 +23,14 @@ with the same seed, which are judged on the same episodes, with its 95 % t inter
   −{MARGIN} and {MARGIN}. Everything else is undecided. Fewer than {MIN_RUNS} pairs are not enough. Intervals are not
   corrected for the number of comparisons.
 - A claim holds if all its comparisons do, and does not hold if one is refuted. Otherwise it is undecided.
-- The paper's own tables are judged by the same rules, with Welch's interval of the difference of its means.
 - NSS is the mean over agents. The agents of Keep Away compete, so that an NSS above 1 is no better than one below:
   there, ours is the mean of 1 − |NSS − 1|.
+- The last column has the results of the same comparisons of the means in the paper's own tables, by Welch's interval
+  and by plain NSS, also in Keep Away.
 - These are claims about the paper's algorithms, and the runs are of this repository's: MA-DAAC makes 40 updates per
   1,000 steps and has 10,000 episodes; the baselines make one and have the paper's episodes, and their discriminators
-  learn from all past play.
+  learn from all past play. With four updates per 1,000 steps MA-AIRL is faster ([settings.md](settings.md),
+  `--num-envs 10`).
 - All runs of a setting learn from the same demonstrations, so that intervals do not cover the choice of demonstrations.
 """
 

@@ -102,7 +102,8 @@ def headline_figure(data: Data) -> Figure | None:
         draw(axis, data, "imitate", task, ("decentralized",), 50, unit, "nss", names=("magail", "mairl", "madaac"))
         axis.set_xscale("log" if axis.get_legend_handles_labels()[0] else "linear")
         cloning = over_runs(row.nss for row in data.get("imitate", task, "bc", "none", 50))
-        axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2, label="BC")
+        if cloning.runs:
+            axis.axhline(cloning.mean, color=COLOURS["bc"], linestyle="--", linewidth=1.2, label="BC")
         if cloning.runs >= MIN_RUNS:
             low, high = cloning.mean - cloning.half, cloning.mean + cloning.half
             axis.axhspan(low, high, color=COLOURS["bc"], alpha=0.15, linewidth=0)

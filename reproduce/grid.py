@@ -58,6 +58,7 @@ DEFAULTS = {
     "discriminators": ("decentralized,centralized", "decentralized"),
     "n_demos": ("50,100,200", "50"),
 }
+SCRIPTS_WITH_ARGUMENTS = ("madaac", "mairl", "magail", "bc", "retrain")
 # Flags that the grid sets itself, so that extra arguments must not
 GRID_FLAGS = {"--env-id", "--n-demos", "--discriminator", "--seed", "--runs", "--exp-name"}
 GRID_FLAGS |= {"--total-timesteps", "--resume", "--torch-threads"}
@@ -139,7 +140,8 @@ class Cell:
     @property
     def imitation(self) -> "Cell":
         """The run that recovers the reward of a retraining."""
-        return replace(self, stage="imitate", arguments=self.reward_arguments, reward_arguments="")
+        budget = self.budget if ALGORITHMS[self.algorithm].own_budget else "default"
+        return replace(self, stage="imitate", budget=budget, arguments=self.reward_arguments, reward_arguments="")
 
 
 def parse_names(text: str, known, flag: str) -> list[str]:
@@ -191,7 +193,7 @@ def make_cells(grid: Grid) -> list[Cell]:
     stages = parse_names(grid.stages, STAGES, "--stages")
     if grid.episodes < 0:
         raise UserError(f"--episodes must not be negative, got {grid.episodes}")
-    for name in ("madaac", "mairl", "magail", "bc", "retrain"):
+    for name in SCRIPTS_WITH_ARGUMENTS:
         check_extra_arguments(getattr(grid, f"{name}_args"), f"--{name}-args")
     cells = [
         make_cell(grid, stage, task, algorithm, kind, number, seed)
@@ -220,7 +222,8 @@ def can_share(algorithm: str, task: str) -> bool:
 
 def make_cell(grid: Grid, stage: str, task: str, algorithm: str, kind: str, n_demos: int, seed: int) -> Cell:
     """The run of one setting with the grid's budget and extra arguments."""
-    budget = "paper" if grid.scale == "paper" and ALGORITHMS[algorithm].own_budget else "default"
+    own = ALGORITHMS[algorithm].own_budget or (stage == "retrain" and paper_learner(task) == "maac")
+    budget = "paper" if grid.scale == "paper" and own else "default"
     arguments = getattr(grid, f"{algorithm.split('_')[0]}_args").strip()
     extra = (grid.retrain_args.strip(), arguments) if stage == "retrain" else (arguments, "")
     kind = kind if ALGORITHMS[algorithm].adversarial else "none"

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from madaac_utils.files import UserError
-from reproduce.grid import ALGORITHMS, DEMOS, EPISODE_LENGTH, LARGE_TASKS, TASKS, Grid, episodes_of, make_cell
+from reproduce.grid import ALGORITHMS, DEMOS, LARGE_TASKS, TASKS, Cell, Grid, episodes_of, make_cell
 from reproduce.rows import CURVE_COLUMNS, Row, read_curve, read_paper, read_rows
 from reproduce.store import expert_scores, is_current_expert, warn
 
@@ -107,8 +107,10 @@ COLUMNS = (
 class Data:
     """The rows that count, by setting, with their curves by run id, and the paper's numbers."""
 
+    grid: Grid
     runs: dict[tuple, list[Row]]
-    variants: dict[tuple, dict[str, list[Row]]]  # rows with other arguments, by setting and arguments of the imitation
+    # Rows with other arguments or episodes: by setting, and by arguments and episodes of the imitation
+    variants: dict[tuple, dict[tuple[str, int], list[Row]]]
     curves: dict[str, dict[str, np.ndarray]]
     paper: dict[tuple[str, ...], tuple[float, float]]
     left_out: str
@@ -196,34 +198,37 @@ def load(grid: Grid, paper: Path) -> Data:
     if not path.exists():
         raise UserError(f"there is no {path}: `python -m reproduce run` writes it")
     left_out, runs, variants = Counter(), defaultdict(list), defaultdict(lambda: defaultdict(list))
-    for row in sorted(read_rows(path).values(), key=lambda row: row.seed):
+    for row in sorted(read_rows(path).values(), key=lambda row: (row.stage, row.seed)):  # imitation first
         place = (row.stage, row.task, row.algorithm, row.discriminator, row.n_demos)
-        cell = make_cell(grid, *place, row.seed)
-        wanted = [episodes_of(cell, grid), episodes_of(cell.imitation, grid) if row.stage == "retrain" else 0]
+        cell, other = make_cell(grid, *place, row.seed), variant_of(row)
+        trained = has_episodes(row.episodes, cell, grid)
+        rewarded = row.stage == "imitate" or has_episodes(row.reward_episodes, cell.imitation, grid)
         if not is_current_expert(row, row.expert_scores):
             left_out["a replaced expert"] += 1
-        elif row.run_id == cell.run_id and row.n_demos in DEMOS and [row.episodes, row.reward_episodes] == wanted:
+        elif row.run_id == cell.run_id and row.n_demos in DEMOS and trained and rewarded:
             runs[place].append(row)
-        elif variant := variant_of(row):
-            variants[place][variant].append(row)
+        elif (row.discriminator, row.n_demos) != ("decentralized", 50):
+            left_out["other arguments or episodes than the settings table compares"] += 1
+        elif row.stage == "retrain" and (row.arguments or not trained or other not in variants["imitate", *place[1:]]):
+            left_out["another learner, or a reward of no run in the settings table"] += 1
         else:
-            left_out["another number of episodes, another learner, or arguments that no table compares"] += 1
+            variants[place][other].append(row)
     used = [row for group in (runs, *variants.values()) for rows in group.values() for row in rows]
     curves = {row.run_id: load_curve(path.parent, row.run_id) for row in used}
     text = "; ".join(f"{count} with {reason}" for reason, count in left_out.items() if count) or "none"
-    return Data(dict(runs), dict(variants), curves, read_paper(paper), f"Rows left out: {text}.")
+    return Data(grid, dict(runs), dict(variants), curves, read_paper(paper), f"Rows left out: {text}.")
 
 
-def variant_of(row: Row) -> str:
-    """The other arguments of an imitation, or of the one behind a retraining; empty for what no table compares."""
-    arguments, episodes = row.arguments, row.episodes
+def has_episodes(episodes: int, cell: Cell, grid: Grid) -> bool:
+    """Whether a run has the episodes that the grid wants; scripts train whole rounds of up to 100 copies."""
+    return 0 <= episodes - episodes_of(cell, grid) < 100
+
+
+def variant_of(row: Row) -> tuple[str, int]:
+    """Arguments and episodes of an imitation, or of the one behind a retraining."""
     if row.stage == "retrain":
-        if row.arguments:  # another learner
-            return ""
-        arguments, episodes = row.reward_arguments, row.reward_episodes
-    if row.budget == "paper" or not arguments:
-        arguments = f"{arguments} --total-timesteps {EPISODE_LENGTH * episodes}".strip()
-    return arguments if (row.discriminator, row.n_demos) == ("decentralized", 50) else ""
+        return row.reward_arguments, row.reward_episodes
+    return row.arguments, row.episodes
 
 
 def load_curve(results: Path, run_id: str) -> dict[str, np.ndarray]:

@@ -38,7 +38,8 @@ LEGEND = f"""\
 - **Retraining** has 50,000 episodes of MACK, and on Rover Tower 20,000 of MAAC (paper: 100,000).
 - **Paper** columns are the paper's numbers; its NSS is by its own scores of the expert and random play.
 - **Goal**: {GOALS}. A run is there when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is
-  at the goal for the first time, even if it falls again. Intervals of episodes are at least ± {CURVE_STEP // 2}.
+  at the goal for the first time, even if it falls again. Readings are rounded up by less than {CURVE_STEP} episodes, so
+  that intervals of episodes are at least ± {CURVE_STEP // 2}, and those of differences at least ± {CURVE_STEP}.
 - **Seconds** are processor seconds of one core of a server (AMD EPYC) that other runs shared. Repeats of a run differ
   by up to 1.6 times. Some runs were not timed.
 """
@@ -103,8 +104,8 @@ def beside_paper(
         header += [ALGORITHMS[name].title, f"{ALGORITHMS[name].title}, paper"]
     header += [ALGORITHMS[name].title for name in others]
     for column, n_demos, kind in itertools.product(COLUMNS, DEMOS, kinds):
-        in_paper, has_runs = kind in PAPER_DISCRIMINATORS, data.get(stage, column.task, "madaac", kind, n_demos)
-        if column.task in tasks and (in_paper or has_runs):
+        has_runs = any((stage, column.task, name, kind, n_demos) in data.runs for name in ALGORITHMS)
+        if column.task in tasks and (kind in PAPER_DISCRIMINATORS or has_runs):
             cells = [text for name in algorithms for text in cells_of(column, name, kind, n_demos)]
             for name in others:  # behavioural cloning, which has no discriminator, stands beside the decentralized ones
                 applies = ALGORITHMS[name].adversarial or kind == "decentralized"
@@ -260,14 +261,16 @@ def settings_table(data: Data) -> Table:
         defaults, retrained_defaults = (data.runs.get((stage, *place), []) for stage in STAGES)
         variants, retrained_variants = (data.variants.get((stage, *place), {}) for stage in STAGES)
         groups = defaultdict(dict)  # by seeds
-        for arguments, runs in sorted(variants.items()):
-            groups[tuple(row.seed for row in runs)][arguments] = runs, retrained_variants.get(arguments, [])
+        own_arguments = getattr(data.grid, f"{name.split('_')[0]}_args")
+        for variant, runs in sorted(variants.items()):
+            groups[tuple(row.seed for row in runs)][variant] = runs, retrained_variants.get(variant, [])
         for seeds, group in sorted(groups.items()):
             without = tuple([row for row in runs if row.seed in seeds] for runs in (defaults, retrained_defaults))
-            for arguments, (runs, retrained) in {"": without, **group}.items():
+            for (arguments, _), (runs, retrained) in {(own_arguments, 0): without, **group}.items():
                 if runs:
-                    cells = [cell(over_runs(data.nss_after(runs, episodes).values())) for episodes in points]
-                    cells += [cell(over_runs(row.nss for row in runs), 3), f"{runs[0].episodes:,}"]
+                    cells = [f"{runs[0].episodes:,}"]
+                    cells += [cell(over_runs(data.nss_after(runs, episodes).values())) for episodes in points]
+                    cells.append(cell(over_runs(row.nss for row in runs), 3))
                     cells.append(goal_cell(data.to_goal(runs, "episodes"), CURVE_STEP / 2))
                     seconds = [1000 * row.seconds / row.episodes for row in runs if not math.isnan(row.seconds)]
                     cells.append(cell(over_runs(seconds), 0))
@@ -275,19 +278,14 @@ def settings_table(data: Data) -> Table:
                     label = f"`{arguments}`" if arguments else "none"
                     rows.append([TASKS[task], ALGORITHMS[name].title, ", ".join(map(str, seeds)), label, *cells])
     caption = (
-        "Runs with extra arguments beside runs of the same seeds without them: 50 demonstrations, decentralized "
-        "discriminators. The columns after *arguments* are NSS during training. A shorter run that does not reach the "
-        "goal might do so later. The last column is the NSS of new policies that were trained on the recovered "
-        f"reward. {HOW_TO_READ}"
+        "Runs with extra arguments, or with another number of episodes, beside runs of the same seeds without: 50 "
+        "demonstrations, decentralized discriminators. The columns *at … episodes* are NSS during training. A "
+        "shorter run that does not reach the goal might do so later. The last column is the NSS of new policies that "
+        f"were trained on the recovered reward, as far as that was done. {HOW_TO_READ}"
     )
-    header = ["task", "algorithm", "seeds", "arguments", *(f"at {episodes:,} episodes" for episodes in points)]
-    header += [
-        "final NSS",
-        "trained for episodes",
-        "episodes to the goal",
-        "seconds per 1,000 episodes",
-        "retrained NSS",
-    ]
+    header = ["task", "algorithm", "seeds", "arguments", "trained for episodes"]
+    header += [*(f"at {episodes:,} episodes" for episodes in points), "final NSS"]
+    header += ["episodes to the goal", "seconds per 1,000 episodes", "retrained NSS"]
     return Table("settings", "Other settings", caption, header, rows)
 
 

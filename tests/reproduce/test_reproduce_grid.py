@@ -55,6 +55,14 @@ def test_madaac_at_the_papers_budget_is_another_run_and_a_baseline_is_the_same()
     assert ids[0]["mairl"] == ids[1]["mairl"] and ids[0]["madaac"] != ids[1]["madaac"]
 
 
+def test_retraining_by_maac_at_the_papers_budget_is_another_run_on_the_same_reward():
+    own, papers = (
+        make_cells(Grid(tasks="rover_tower_8", n_demos="50", stages="retrain", algorithms="mairl", scale=scale))[0]
+        for scale in ("default", "paper")
+    )
+    assert own.run_id != papers.run_id and own.imitation == papers.imitation
+
+
 PAPERS = "--disc-lr 0.0005 --policy-tau 0.0005 --critic-tau 0.0005"
 
 
@@ -93,6 +101,7 @@ def test_commands():
         {"n_demos": "201"},
         {"seeds": "1..3"},
         {"seeds": "5-2"},
+        {"seeds": "1-100000"},
         {"stages": "evaluate"},
         {"episodes": -1},
         {"madaac_args": "--seed 3"},
