@@ -135,7 +135,7 @@ def compare_episodes(groups: list[list[Row]], values: list[dict[int, float]], re
     difference = paired(*bounds)
     difference = difference._replace(half=max(difference.half, CURVE_STEP))  # no finer than the curves are read
     result = holds(difference, relation)
-    if (result == YES and missed[0]) or (result == NO and missed[1]):  # more episodes could change it
+    if result == YES and missed[0]:  # A might need any number of episodes
         result = UNDECIDED
     texts = [goal_cell(group, CURVE_STEP / 2) for group in values]
     return texts, NOTHING if any(missed) else cell(difference, 0), result

@@ -40,8 +40,8 @@ LEGEND = f"""\
 - **Goal**: {GOALS}. A run is there when the NSS of its last 500 training episodes, read every {CURVE_STEP} episodes, is
   at the goal for the first time, even if it falls again. Readings are rounded up by less than {CURVE_STEP} episodes, so
   that intervals of episodes are at least ± {CURVE_STEP // 2}, and those of differences at least ± {CURVE_STEP}.
-- **Seconds** are processor seconds of one core of a server (AMD EPYC) that other runs shared. Repeats of a run differ
-  by up to 1.6 times. Some runs were not timed.
+- **Seconds** are processor seconds of one core of a server (AMD EPYC). They vary with what else the machine does, and
+  some runs were not timed.
 """
 HOW_TO_READ = "[How to read the tables](index.md#how-to-read-the-tables)."
 

@@ -300,6 +300,7 @@ def test_sample_efficiency_is_judged_by_episodes_to_the_goal(load):
     assert judge(9000, 4000) == "does not hold"
     assert judge(20_000, 4000) == "does not hold", "MA-DAAC needs more than its budget"
     assert judge(20_000, 30_000) == "undecided", "MA-DAAC might need any number"
+    assert judge(1200, 1500) == "undecided", "read as 1,200 and 1,600 episodes, which may be less apart"
 
 
 def test_differences_are_those_of_the_same_seeds(load):
